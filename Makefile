@@ -1,0 +1,56 @@
+# Every target works on a machine that has only make and Python 3.11 or newer.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# The first interpreter that is new enough; `make PYTHON=... <target>` overrides it.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
+	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	then echo $$python; break; fi; done)
+TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help run test verify extremes lint format clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+
+run: $(STAMP)  ## train on digits from label proportions alone and print the accuracies
+	$(BIN)/fastbus demo
+
+# Two workers with one torch thread each: the tests are many and small, so more threads only wait.
+test: export OMP_NUM_THREADS = 1
+test: lint  ## format and lint checks, type checks, all tests
+	$(BIN)/python -m pytest -q -n 2
+
+verify: $(STAMP)  ## compare every engine with enumeration and print the errors
+	$(BIN)/python -m fastbus.bench.verify
+
+extremes: $(STAMP)  ## long bags and extreme predictions against independent sources
+	$(BIN)/python -m fastbus.bench.extremes
+
+lint: $(STAMP)  ## ruff check, ruff format --check, mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## sort imports, repair what ruff can, reformat
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# pip repairs a half-finished environment but not a half-made one, so an environment without a
+# working pip is made anew. The stamp comes last: an interrupted set-up leaves none behind. torch
+# goes first and alone, because resolving it unpinned can bring gigabytes of CUDA libraries.
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; set PYTHON=/path/to/python" >&2; exit 1; }
+	@rm -f $@
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(PIP) $(TORCH)
+	$(PIP) -e ".[dev]"
+	@touch $@
+
+clean:  ## remove the environment, caches and build outputs
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find src tests -name __pycache__ -type d -exec rm -rf {} +

@@ -1,0 +1,103 @@
+"""FastBUS: exact, batched, differentiable inference and training for every kind of weak label."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from fastbus import oracle, testing
+    from fastbus.errors import (
+        CouplingError,
+        FastbusError,
+        ImpossibleError,
+        ImpossibleEvidenceWarning,
+        InputError,
+        SupervisionError,
+        WeakLabelError,
+    )
+    from fastbus.inference.infer import infer
+    from fastbus.inference.posterior import Posterior
+    from fastbus.objective import WeakLoss, smoothing, unbiased_risk
+    from fastbus.supervision import (
+        ComplementaryLabel,
+        ConfidenceDifference,
+        CrowdLabel,
+        LabelProportion,
+        MultiInstance,
+        NoisyLabel,
+        PairComparison,
+        PairSimilarity,
+        PartialLabel,
+        PositiveConfidence,
+        PositiveUnlabeled,
+        SemiSupervised,
+        SimilarDissimilarUnlabeled,
+        SimilarityConfidence,
+        Supervision,
+        UnlabeledUnlabeled,
+        answers_from_table,
+    )
+
+__all__ = [
+    "ComplementaryLabel",
+    "ConfidenceDifference",
+    "CouplingError",
+    "CrowdLabel",
+    "FastbusError",
+    "ImpossibleError",
+    "ImpossibleEvidenceWarning",
+    "InputError",
+    "LabelProportion",
+    "MultiInstance",
+    "NoisyLabel",
+    "PairComparison",
+    "PairSimilarity",
+    "PartialLabel",
+    "PositiveConfidence",
+    "PositiveUnlabeled",
+    "Posterior",
+    "SemiSupervised",
+    "SimilarDissimilarUnlabeled",
+    "SimilarityConfidence",
+    "Supervision",
+    "SupervisionError",
+    "UnlabeledUnlabeled",
+    "WeakLabelError",
+    "WeakLoss",
+    "__version__",
+    "answers_from_table",
+    "infer",
+    "oracle",
+    "smoothing",
+    "testing",
+    "unbiased_risk",
+]
+
+# where each public name lives; loaded on first use, so that `fastbus --help` need not wait for
+# torch
+_HOME = {
+    "infer": "inference.infer",
+    "Posterior": "inference.posterior",
+    "WeakLoss": "objective",
+    "smoothing": "objective",
+    "unbiased_risk": "objective",
+}
+_SUBMODULES = ("oracle", "testing")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'fastbus' has no attribute {name!r}")
+    if name in _SUBMODULES:
+        return importlib.import_module(f"fastbus.{name}")
+    home = _HOME.get(name, "errors" if name.endswith(("Error", "Warning")) else "supervision")
+    value = getattr(importlib.import_module(f"fastbus.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""Runnable demonstrations and measurements; each module prints what it found."""

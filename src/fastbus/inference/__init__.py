@@ -1,0 +1,1 @@
+"""Exact inference: chains, closed forms, the joint lattice and its fallbacks."""

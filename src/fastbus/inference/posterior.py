@@ -1,0 +1,156 @@
+"""The answer of inference: what is known about every label once the weak labels are taken in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fastbus.errors import CouplingError, where
+from fastbus.inference.assign import assign_counts, assign_seen
+from fastbus.inference.chain import Chain
+from fastbus.inference.couple import Block, joint_blocks
+from fastbus.inference.decode import draw, most_probable
+from fastbus.inference.problem import Problem, chain_of_rules
+from fastbus.inference.tilt import exact_counts
+from fastbus.numerics import NEG_INF
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """P(labels | predictions, weak labels) of a batch of bags.
+
+    labels: P(y_kc = 1 | x, w) in the shape of the predictions, zeros where masked.
+    log_likelihood: log P(w | x) of each bag (B,), summed over its classes.
+    coupling: how each bag was solved. exact_bags: whether its numbers are exact.
+    converged: False where an iterative coupling stopped early. ignored: bags whose evidence was
+        dropped.
+    informed: the entries of `labels` that carry evidence.
+    """
+
+    labels: Tensor
+    log_likelihood: Tensor
+    exact_bags: Tensor
+    converged: Tensor
+    ignored: Tensor
+    informed: Tensor
+    coupling: list[str]
+    bag_weight: Tensor | None = None
+    _problem: Problem = field(repr=False, kw_only=True)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every bag was solved exactly."""
+        return bool(self.exact_bags.all())
+
+    @property
+    def likelihood(self) -> str:
+        """What `log_likelihood` is: "exact", "composite", "bethe", or "mixed" over the bags."""
+        names = {
+            "loop": "bethe",
+            "tilted": "composite",
+            "independent": "composite",
+            "joint": "exact",
+        }
+        kinds = {
+            "exact" if exact else names[route]
+            for exact, route in zip(self.exact_bags.tolist(), self.coupling, strict=True)
+        }
+        return kinds.pop() if len(kinds) == 1 else "mixed"
+
+    def map(self) -> Tensor:
+        """A most probable labelling that satisfies the weak labels; -1 where masked.
+
+        Class indices (B, K) for softmax heads, 0/1 (B, K, C) for sigmoid heads; flat like the
+        input.
+        """
+        blocks, left = self._blocks
+        pieces = [(bags, most_probable(u, chain)) for bags, u, chain in blocks]
+        if len(left):
+            pieces.append((left, self._assigned(left)))
+        return self._restore(self._gather(pieces))
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """n exact samples of the labelling, with a leading axis n; the global RNG is left alone."""
+        blocks, left = self._blocks
+        if len(left):
+            flags = torch.zeros(self._problem.layout.num_bags, dtype=torch.bool)
+            flags[left.cpu()] = True
+            raise CouplingError(
+                f"samples of bags beyond the budget of {self._problem.budget} states; expected bags "
+                f"that the joint lattice solves; {where(flags)}. Raise budget= in infer."
+            )
+        if generator is None:
+            generator = torch.Generator()
+            generator.seed()
+        pieces = [(bags, draw(u, chain, n, generator)) for bags, u, chain in blocks]
+        return torch.stack(
+            [self._restore(self._gather([(bags, drawn[i]) for bags, drawn in pieces])) for i in range(n)]
+        )
+
+    @cached_property
+    def _blocks(self) -> tuple[list[tuple[Tensor, Tensor, Chain]], Tensor]:
+        """Exact chains with their potentials, and the bags that have none."""
+        problem = self._problem
+        u = problem.log_potential.detach()
+        everything = torch.arange(len(problem.sizes), device=u.device)
+        if problem.view == "coupled":
+            blocks, left = joint_blocks(problem)
+            return [(bags, u[bags], chain) for bags, chain in map(_pair, blocks)], left
+        groups = u.shape[2] if problem.view == "binary" else 1
+        if problem.view == "binary":
+            u = u.transpose(1, 2).flatten(0, 1)
+        lengths = problem.sizes.repeat_interleave(groups)
+        chain = chain_of_rules(problem.rules, lengths, u.shape[1], u.shape[2], problem.budget)
+        assert chain is not None, "inference has solved this chain already"
+        return [(everything, u, chain)], everything[:0]
+
+    def _gather(self, pieces: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Labellings of groups of chains to compact (B, K) or (B, K, C)."""
+        problem = self._problem
+        K = problem.layout.max_size
+        if problem.view == "binary" and problem.head == "sigmoid":
+            ((_, labels),) = pieces
+            return labels.reshape(-1, problem.num_classes, K).transpose(1, 2)
+        out = torch.full((problem.layout.num_bags, K), -1, device=problem.sizes.device)
+        for bags, labels in pieces:
+            out[bags] = labels
+        return out
+
+    def _restore(self, labels: Tensor) -> Tensor:
+        return self._problem.layout.restore(labels, -1)
+
+    def _assigned(self, bags: Tensor) -> Tensor:
+        """Most probable labellings of bags (n,) whose lattice passes the budget."""
+        problem = self._problem
+        rules = problem.rules
+        fold = rules[0].fold if len(rules) == 1 else ""
+        support = rules[0].support()[bags]
+        informed = rules[0].informed[bags]
+        counts, exact = exact_counts(support, informed, problem.sizes[bags])
+        certain = (support > NEG_INF).sum(-1) == 1
+        solvable = exact if fold == "count" else (certain | ~informed).all(1)
+        if fold not in ("count", "any") or not bool(solvable.all()):
+            raise CouplingError(
+                "the most probable labelling of a bag beyond the budget is known for exact counts and "
+                f"hard multi-instance labels only; expected at most {problem.budget} joint states. "
+                "Raise budget= in infer."
+            )
+        out = torch.full((len(bags), problem.layout.max_size), -1)
+        for row, bag in enumerate(bags.tolist()):
+            size = int(problem.sizes[bag])
+            u = problem.log_potential[bag, :size].detach().cpu().double().numpy()
+            if fold == "count":
+                labels = assign_counts(u, counts[row].cpu().numpy())
+            else:
+                must = (informed[row] & (support[row, :, 0] == NEG_INF)).cpu().numpy()
+                banned = (informed[row] & (support[row, :, 1] == NEG_INF)).cpu().numpy()
+                labels = assign_seen(u, must, banned)
+            out[row, :size] = torch.from_numpy(labels)
+        return out.to(bags.device)
+
+
+def _pair(block: Block) -> tuple[Tensor, Chain]:
+    return block.bags, block.chain

@@ -1,0 +1,269 @@
+"""The objective: a posterior-weighted risk, its smoothing term, and the loss module that joins them.
+
+    L = sum_k sum_j q_kj loss(f(x_k), j)  +  smoothing * sum q log q  -  likelihood * log P(w | x)
+
+Everything is averaged over the terms that carry evidence: instances under a softmax head,
+(instance, class) pairs under a sigmoid head. With smoothing = 1 and cross-entropy the first two
+terms are KL(q || p).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from fastbus.bags import BagLayout, layout_of
+from fastbus.errors import InputError, choice
+from fastbus.inference.infer import Coupling, Head, infer
+from fastbus.inference.posterior import Posterior
+from fastbus.inference.predictions import as_predictions
+from fastbus.prediction_queue import PredictionQueue
+from fastbus.supervision.base import Supervision, resolve
+from fastbus.supervision.incomplete import SimilarDissimilarUnlabeled
+
+BaseLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+def unbiased_risk(
+    logits: Tensor,
+    q: Tensor,
+    head: Head = "softmax",
+    loss: BaseLoss | None = None,
+    class_weights: Tensor | None = None,
+) -> Tensor:
+    """Posterior-weighted loss: one term an instance (...,) for softmax, an entry (..., C) for sigmoid.
+
+    loss: None for cross-entropy, or a function (scores, target) without reduction. Softmax heads call it
+    with scores (N, C) and class indices (N,), sigmoid heads with scores and 0/1 targets of one
+        shape.
+    """
+    choice(head, ("softmax", "sigmoid"), "head", InputError)
+    if logits.shape != q.shape:
+        raise InputError(
+            f"posterior of shape {tuple(q.shape)}; expected {tuple(logits.shape)}, as the logits have. "
+            "Pass post.labels of the same batch."
+        )
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    q = q.to(scores.dtype)
+    if head == "softmax":
+        weighted = q if class_weights is None else q * class_weights.to(q)
+        return (_weigh(weighted, _loss_of_each_class(scores, loss))).sum(-1)
+    if loss is None:
+        positive, negative = -logsigmoid(scores), -logsigmoid(-scores)
+    else:
+        positive, negative = loss(scores, torch.ones_like(q)), loss(scores, torch.zeros_like(q))
+    risk = _weigh(q, positive) + _weigh(1 - q, negative)
+    return risk if class_weights is None else risk * class_weights.to(risk)
+
+
+def _weigh(q: Tensor, value: Tensor) -> Tensor:
+    """q * value, 0 where q = 0 even if the value is infinite."""
+    return q * value.masked_fill((q.detach() == 0) & value.detach().isinf(), 0.0)
+
+
+def _loss_of_each_class(scores: Tensor, loss: BaseLoss | None) -> Tensor:
+    """loss(f(x), j) for every class j, (..., C)."""
+    if loss is None:
+        return -torch.log_softmax(scores, -1)
+    C = scores.shape[-1]
+    rows = scores.reshape(-1, C)
+    values = []
+    for label in range(C):
+        value = loss(rows, torch.full((rows.shape[0],), label, device=rows.device))
+        if value.shape != (rows.shape[0],):
+            raise InputError(
+                f"the base loss returned shape {tuple(value.shape)} for {rows.shape[0]} instances; "
+                'expected one value an instance. Pass it with reduction="none".'
+            )
+        values.append(value)
+    return torch.stack(values, -1).reshape(scores.shape)
+
+
+def smoothing(q: Tensor, head: Head = "softmax") -> Tensor:
+    """Negative entropy of the posterior: sum_j q log q (...,), or of each entry (..., C) for sigmoid."""
+    choice(head, ("softmax", "sigmoid"), "head", InputError)
+    if head == "softmax":
+        return _q_log_q(q).sum(-1)
+    return _q_log_q(q) + _q_log_q(1 - q)
+
+
+def _q_log_q(q: Tensor) -> Tensor:
+    """q log q with value and gradient 0 at q = 0."""
+    inside = q > 0
+    return torch.where(inside, q * q.masked_fill(~inside, 1.0).log(), torch.zeros_like(q))
+
+
+class WeakLoss(nn.Module):
+    """A drop-in loss for weak labels: `WeakLoss("label_proportion")(logits, weak, mask)`.
+
+    supervision: a Supervision or its registry name.
+    mode: "em" detaches the posterior (the gradient is that of an EM step); "joint" differentiates through it.
+    smoothing: weight of sum q log q; likelihood: weight of -log P(w | x). None: 0 in em mode, 1 in joint.
+    loss: any base loss, see `unbiased_risk`. class_weights: (C,).
+    reduction: "mean" over the terms with evidence, "sum", or "none" for one sum a bag.
+    queue: for sets of known prior (positive_unlabeled, unlabeled_unlabeled): how many detached predictions
+        of earlier batches join each set, so that its count speaks about more instances than a batch
+        holds.
+    """
+
+    class_weights: Tensor | None
+
+    def __init__(
+        self,
+        supervision: Supervision | str,
+        head: Head = "softmax",
+        coupling: Coupling = "auto",
+        mode: Literal["em", "joint"] = "em",
+        smoothing: float | None = None,
+        likelihood: float | None = None,
+        loss: BaseLoss | None = None,
+        class_weights: object = None,
+        reduction: Literal["mean", "sum", "none"] = "mean",
+        on_impossible: Literal["error", "ignore"] = "error",
+        budget: int = 4096,
+        queue: int = 0,
+        validate: bool = True,
+    ) -> None:
+        super().__init__()
+        choice(mode, ("em", "joint"), "mode", InputError)
+        choice(reduction, ("mean", "sum", "none"), "reduction", InputError)
+        choice(head, ("softmax", "sigmoid"), "head", InputError)
+        self.supervision = resolve(supervision)
+        self.head: Head = head
+        self.coupling: Coupling = coupling
+        self.mode = mode
+        default = 1.0 if mode == "joint" else 0.0
+        self.smoothing = default if smoothing is None else float(smoothing)
+        self.likelihood = default if likelihood is None else float(likelihood)
+        self.loss = loss
+        self.reduction = reduction
+        self.on_impossible: Literal["error", "ignore"] = on_impossible
+        self.budget = budget
+        self.validate = validate
+        weights = None if class_weights is None else torch.as_tensor(class_weights).float()
+        self.register_buffer("class_weights", weights)
+        self.queue = PredictionQueue(self.supervision, queue, head) if queue else None
+
+    def forward(
+        self,
+        logits: Any,
+        weak: Any,
+        mask: Any = None,
+        *,
+        bag_sizes: Any = None,
+        bag_weights: Any = None,
+        sample_weights: Any = None,
+    ) -> Tensor:
+        """The loss of a batch: logits (B, K, C) with mask (B, K), or flat (N, C) with bag_sizes (B,).
+
+        bag_weights (B,) and sample_weights (one an instance) weigh terms; the mean is a weighted
+        one. A sum supervision takes tuples of logits, weak labels and masks, and adds the losses of
+        its terms.
+        """
+        if isinstance(self.supervision, SimilarDissimilarUnlabeled):
+            return self._sum_of_terms(self.supervision, logits, weak, mask)
+        scores = as_predictions(logits, self.head, "logits")
+        layout = layout_of(tuple(scores.shape), mask, bag_sizes, scores.device)
+        post = self.posterior(scores, weak, mask, bag_sizes=bag_sizes)
+        q = post.labels if self.mode == "joint" else post.labels.detach()
+        real = layout.restore(layout.mask, False)[..., None]
+        calm = scores.masked_fill(~real, 0.0)
+        risk = unbiased_risk(calm, q, self.head, self.loss, self.class_weights)
+        if self.smoothing:
+            risk = risk + self.smoothing * smoothing(q, self.head).to(risk.dtype)
+        informed = post.informed if self.head == "sigmoid" else post.informed[..., 0]
+        weight = self._weights(layout, post, bag_weights, sample_weights).to(risk.dtype)
+        weight = torch.where(informed, weight if weight.dim() == risk.dim() else weight[..., None], 0)
+        total = _sum_per_bag(risk.masked_fill(~informed, 0.0) * weight, layout)
+        if self.likelihood:
+            bags = self._bag_weight(layout, post, bag_weights).to(total.dtype)
+            total = total - self.likelihood * bags * post.log_likelihood.to(total.dtype)
+        if self.reduction == "none":
+            return total
+        if self.reduction == "sum":
+            return total.sum()
+        return total.sum() / weight.sum().clamp(min=torch.finfo(weight.dtype).tiny)
+
+    def posterior(
+        self, logits: Tensor, weak: object, mask: object = None, *, bag_sizes: object = None
+    ) -> Posterior:
+        """The posterior that the loss uses, with the queue's predictions taken in."""
+        options: dict[str, Any] = {
+            "head": self.head,
+            "coupling": self.coupling,
+            "on_impossible": self.on_impossible,
+            "budget": self.budget,
+            "validate": self.validate,
+        }
+        differentiate = torch.is_grad_enabled() and (self.mode == "joint" or self.likelihood != 0)
+        with torch.set_grad_enabled(differentiate):
+            if self.queue is None:
+                return infer(self.supervision, logits, weak, mask, bag_sizes=bag_sizes, **options)
+            return self.queue.infer(logits, weak, mask, bag_sizes, self.training, options)
+
+    def _sum_of_terms(
+        self, supervision: SimilarDissimilarUnlabeled, logits: Any, weak: Any, mask: Any
+    ) -> Tensor:
+        masks = mask if mask is not None else (None,) * len(supervision.terms)
+        batches = (supervision.entries(x) for x in (logits, weak, masks))
+        total: Tensor | None = None
+        for term, *batch in zip(supervision.terms, *batches, strict=True):
+            part = WeakLoss(
+                term,
+                head=self.head,
+                coupling=self.coupling,
+                mode=self.mode,
+                smoothing=self.smoothing,
+                likelihood=self.likelihood,
+                loss=self.loss,
+                class_weights=self.class_weights,
+                reduction="sum" if self.reduction == "none" else self.reduction,
+                on_impossible=self.on_impossible,
+                budget=self.budget,
+                validate=self.validate,
+            )
+            value = part(*batch)
+            total = value if total is None else total + value
+        assert total is not None
+        return total
+
+    def _bag_weight(self, layout: BagLayout, post: Posterior, bag_weights: object) -> Tensor:
+        weight = torch.ones(layout.num_bags, device=layout.sizes.device, dtype=torch.float64)
+        if bag_weights is not None:
+            weight = weight * _given(bag_weights, (layout.num_bags,), "bag_weights", weight)
+        if post.bag_weight is not None:
+            weight = weight * post.bag_weight
+        return weight
+
+    def _weights(
+        self, layout: BagLayout, post: Posterior, bag_weights: object, sample_weights: object
+    ) -> Tensor:
+        """One weight an instance, in the caller's layout."""
+        weight = layout.spread(self._bag_weight(layout, post, bag_weights))
+        if sample_weights is not None:
+            weight = weight * _given(sample_weights, layout.shape, "sample_weights", weight)
+        return weight
+
+
+def _given(weights: object, shape: tuple[int, ...], what: str, like: Tensor) -> Tensor:
+    values = torch.as_tensor(weights, dtype=like.dtype, device=like.device)
+    if values.shape != shape:
+        raise InputError(
+            f"{what} of shape {tuple(values.shape)}; expected {shape}. Give one weight for each."
+        )
+    if bool((values < 0).any()) or not bool(values.isfinite().all()):
+        raise InputError(f"{what} with negative or infinite entries; expected weights of at least 0.")
+    return values
+
+
+def _sum_per_bag(terms: Tensor, layout: BagLayout) -> Tensor:
+    """Sum of the terms of each bag, (B,)."""
+    per_instance = terms.reshape(*layout.shape, -1).sum(-1)
+    if not layout.flat:
+        return per_instance.sum(1)
+    bag = layout.spread(torch.arange(layout.num_bags, device=terms.device))
+    return per_instance.new_zeros(layout.num_bags).index_add(0, bag, per_instance)

@@ -1,0 +1,100 @@
+"""A queue of detached predictions, so that a set's count speaks about more instances than one batch holds.
+
+On a small set a known prior says little about single instances, and the count's constraint prefers
+the uninformative prediction; its bias shrinks with the size of the set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastbus.bags import BagLayout, layout_of
+from fastbus.errors import SupervisionError
+from fastbus.inference.infer import infer
+from fastbus.inference.posterior import Posterior
+from fastbus.supervision.base import Supervision
+from fastbus.supervision.incomplete import PositiveUnlabeled, UnlabeledUnlabeled
+
+
+class PredictionQueue(nn.Module):
+    """The last `size` log-odds of unlabelled instances, of each set."""
+
+    log_odds: Tensor  # (sets, size), newest first
+    filled: Tensor  # (sets,)
+
+    def __init__(self, supervision: Supervision, size: int, head: str) -> None:
+        super().__init__()
+        if not isinstance(supervision, (PositiveUnlabeled, UnlabeledUnlabeled)):
+            raise SupervisionError(
+                f"queue={size} with {supervision.title}; expected positive_unlabeled or "
+                "unlabeled_unlabeled. Other kinds need no queue: leave queue=0."
+            )
+        if size < 1:
+            raise SupervisionError(f"queue={size}; expected a number of predictions of at least 0.")
+        self.supervision = supervision
+        self.head = head
+        sets = len(supervision.priors) if isinstance(supervision, UnlabeledUnlabeled) else 1
+        self.register_buffer("log_odds", torch.zeros(sets, size))
+        self.register_buffer("filled", torch.zeros(sets, dtype=torch.long))
+
+    def infer(
+        self,
+        logits: Tensor,
+        weak: object,
+        mask: object,
+        bag_sizes: object,
+        remember: bool,
+        options: dict[str, Any],
+    ) -> Posterior:
+        """`infer` with the queued predictions joined to every bag; returned for the batch alone."""
+        layout = layout_of(tuple(logits.shape), mask, bag_sizes, logits.device)
+        labels = torch.as_tensor(weak, device=logits.device)
+        index = torch.zeros_like(layout.sizes)
+        if isinstance(self.supervision, UnlabeledUnlabeled):
+            index = labels.clamp(min=0).long()
+            joined: object = labels
+        else:
+            labels = layout.compact(labels).masked_fill(~layout.mask, -1)
+            joined = torch.cat([labels, labels.new_full((len(index), self.size), -1)], 1)
+        scores = torch.cat([layout.compact(logits), self._scores(index, logits)], 1)
+        age = torch.arange(self.size, device=logits.device)
+        real = torch.cat([layout.mask, age < self.filled[index][:, None]], 1)
+        post = infer(self.supervision, scores, joined, real, **options)
+        if remember:
+            unlabelled = layout.mask
+            if not isinstance(self.supervision, UnlabeledUnlabeled):
+                unlabelled = unlabelled & (labels == -1)
+            self._remember(layout.compact(logits.detach()), unlabelled, index)
+        return _batch_alone(post, layout)
+
+    @property
+    def size(self) -> int:
+        return int(self.log_odds.shape[1])
+
+    def _scores(self, index: Tensor, like: Tensor) -> Tensor:
+        odds = self.log_odds[index].to(like.dtype)[..., None]
+        return odds if self.head == "sigmoid" else torch.cat([torch.zeros_like(odds), odds], -1)
+
+    @torch.no_grad()
+    def _remember(self, scores: Tensor, unlabelled: Tensor, index: Tensor) -> None:
+        odds = scores[..., -1] - (scores[..., 0] if self.head == "softmax" else 0)
+        for set_index in index.unique().tolist():
+            mine = unlabelled & (index == set_index)[:, None]
+            fresh = odds[mine].to(self.log_odds.dtype)[: self.size]
+            kept = self.log_odds[set_index][: self.size - len(fresh)]
+            self.log_odds[set_index] = torch.cat([fresh, kept])
+            self.filled[set_index] = min(self.size, int(self.filled[set_index]) + len(fresh))
+
+
+def _batch_alone(post: Posterior, layout: BagLayout) -> Posterior:
+    """Cut the queue's rows off, and return to the caller's layout."""
+    K = layout.max_size
+    return replace(
+        post,
+        labels=layout.restore(post.labels[:, :K], 0.0),
+        informed=layout.restore(post.informed[:, :K], False),
+    )

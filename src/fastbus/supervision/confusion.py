@@ -1,0 +1,80 @@
+"""Confusion matrices: symmetric ones, and estimates from predictions that did not see the labels.
+
+A free network makes T = I optimal for whatever labels it is trained on, so T is estimated from
+out-of-fold or early predictions, and stays diagonally dominant.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from fastbus.errors import InputError, WeakLabelError
+from fastbus.numerics import log_softmax, message_dtype, safe_log
+
+
+def symmetric_confusion(rate: float, num_classes: int) -> Tensor:
+    """Keep a label with probability 1 - rate, else replace it by one of the other classes."""
+    wrong = rate / max(num_classes - 1, 1)
+    matrix = torch.full((num_classes, num_classes), wrong, dtype=torch.float64)
+    matrix.fill_diagonal_(1 - rate)
+    return matrix
+
+
+def estimate_confusions(
+    log_prob: Tensor,
+    answers: Tensor,
+    *,
+    strength: float = 1.0,
+    iterations: int = 200,
+    tolerance: float = 1e-9,
+    warn: bool = True,
+) -> Tensor:
+    """EM for the confusions (A, C, C) of annotators, with the predictions (N, C) held fixed.
+
+    `answers` (N, A) holds classes, -1 for none. `strength` pseudo-answers on each diagonal and one spread
+    over each row keep rarely seen annotators sensible.
+    """
+    if log_prob.dim() != 2 or answers.dim() != 2 or log_prob.shape[0] != answers.shape[0]:
+        raise InputError(
+            f"predictions {tuple(log_prob.shape)} and answers {tuple(answers.shape)}; expected "
+            "(N, C) and (N, A). Give one row for every instance to both."
+        )
+    C, A = log_prob.shape[1], answers.shape[1]
+    if bool((answers < -1).any()) or bool((answers >= C).any()):
+        raise WeakLabelError(
+            f"answers outside 0 to {C - 1}; expected class indices, -1 for none. Re-encode them."
+        )
+    given = answers != -1
+    overlap = int((given.sum(0) > 0).sum())
+    if warn and (overlap < 3 or int((given.sum(1) >= 3).sum()) == 0):
+        warnings.warn(
+            "fewer than 3 annotators overlap: their confusions are not identifiable from the "
+            "answers alone and lean on the predictions",
+            stacklevel=2,
+        )
+    prior = log_softmax(log_prob.detach().to(message_dtype(log_prob.device)), -1)
+    said = one_hot(answers.clamp(min=0), C).to(prior.dtype) * given[..., None]  # (N, A, C)
+    pseudo = strength * (torch.eye(C, dtype=prior.dtype, device=prior.device) + 1.0 / C)
+    confusion = pseudo.expand(A, C, C) / pseudo.sum(-1, keepdim=True)
+    for _ in range(iterations):
+        log_said = torch.einsum("nac,ayc->ny", said, safe_log(confusion))
+        posterior = log_softmax(prior + log_said, -1).exp()
+        counts = torch.einsum("ny,nac->ayc", posterior, said) + pseudo
+        updated = counts / counts.sum(-1, keepdim=True)
+        change = float((updated - confusion).abs().max())
+        confusion = updated
+        if change < tolerance:
+            break
+    return _diagonally_dominant(confusion)
+
+
+def _diagonally_dominant(confusion: Tensor) -> Tensor:
+    """Lift each diagonal entry to the largest of its row, and normalise again."""
+    lifted = confusion.amax(-1)
+    diagonal = torch.diag_embed(lifted - confusion.diagonal(dim1=-2, dim2=-1))
+    raised = confusion + diagonal
+    return raised / raised.sum(-1, keepdim=True)
