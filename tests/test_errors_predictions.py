@@ -1,13 +1,15 @@
 """Malformed predictions, layouts and options of a call: refused, with the first bag and a cure."""
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import pytest
 import torch
-from malformed import INF, NAN, Malformed, assert_refused, malformed, scores, table, weakly
 
 import fastbus
 from fastbus.errors import CouplingError, InputError, SupervisionError
+from malformed import INF, NAN, Malformed, assert_refused, malformed, scores, table, weakly
 
 COUNTS = torch.ones(4, 3, dtype=torch.long)  # of 4 bags of 3 instances, one of each of 3 classes
 RAGGED = torch.tensor([[True, True, True], [True, True, False], [True, True, True], [True] * 3])
@@ -135,7 +137,7 @@ VALUES = [
     call(
         "probs-sigmoid",
         changed(EVEN, ((1, 0, 0), 7.0)),
-        "value 7.0",
+        "value 7;",
         'Pass inputs="logits"',
         inputs="probs",
         head="sigmoid",
@@ -276,11 +278,106 @@ COUPLINGS = [
 ]
 
 
+# nothing is known of bags 0 and 2, so that they need no states
+FEW = LARGE.index_fill(0, torch.tensor([0, 2]), -1)
+TIES = fastbus.LabelProportion("interval")
+BOTH = fastbus.LabelProportion() & fastbus.MultiInstance()
+SUM = fastbus.SimilarDissimilarUnlabeled(0.4)
+PAIRS, SETS = scores(4, 2, 2), scores(2, 5, 2)
+
+
+def asked(name: str, use: Callable[[fastbus.Posterior], object], *texts: str, **options: object) -> Malformed:
+    """Something the posterior of bags of several sizes cannot answer; bags 1 and 3 pass the budget."""
+    error = options.pop("error", CouplingError)
+    supervision, weak = options.pop("supervision", "label_proportion"), options.pop("weak", LARGE)
+    return malformed(
+        name,
+        error,
+        lambda: use(fastbus.infer(supervision, scores(4, 20, 3), weak, budget=40, **options)),
+        *texts,
+    )
+
+
+def summed(name: str, *texts: str, logits: object = (PAIRS, SETS), **options: object) -> Malformed:
+    weak = ([1, 0, 1, 0], [0, 0])
+    return malformed(name, InputError, lambda: fastbus.infer(SUM, logits, weak, **options), *texts)
+
+
+QUESTIONS = [
+    asked("sample-beyond-budget", lambda post: post.sample(2), "; bag 1 (and 1 more). Raise budget="),
+    asked(
+        "map-beyond-budget",
+        lambda post: post.map(),
+        "; bag 1 (and 1 more). Raise budget=",
+        supervision=TIES,
+        weak=torch.stack([(LARGE - 1).clamp(min=0), LARGE], -1),
+    ),
+    asked(
+        "combination-beyond-budget",
+        lambda post: post,
+        "the joint states of bag 1 (and 1 more)",
+        "at most 40. Raise budget=",
+        supervision=BOTH,
+        weak=(FEW, FEW.clamp(max=1)),
+    ),
+    asked("sample-none", lambda post: post.sample(0), "n=0", error=InputError),
+    asked("sample-negative", lambda post: post.sample(-3), "n=-3", error=InputError),
+    asked("sample-float", lambda post: post.sample(2.0), "n=2.0", error=InputError),
+    summed("sum-logits-no-tuple", "no tuple for a sum of 2 terms", logits=PAIRS),
+    summed("sum-logits-one", "1 entries for a sum of 2 terms", logits=(PAIRS,)),
+    summed("sum-mask-no-tuple", "Group the instances", mask=torch.ones(4, 2, dtype=torch.bool)),
+    summed("sum-sizes-three", "3 entries", bag_sizes=(None, None, None)),
+    summed("sum-second-term", "NaN in the logits", "; bag 1. ", logits=(PAIRS, changed(SETS, ((1,), NAN)))),
+]
+
+
 @table(SHAPES + TYPES + MASKS + SIZES + VALUES + OPTIONS)
 def test_malformed_predictions_are_refused(case: Malformed) -> None:
     assert_refused(case)
 
 
-@table(SUPERVISIONS + COUPLINGS)
-def test_couplings_and_names_that_do_not_apply_are_refused(case: Malformed) -> None:
+@table(SUPERVISIONS + COUPLINGS + QUESTIONS)
+def test_names_couplings_and_questions_that_do_not_apply_are_refused(case: Malformed) -> None:
     assert_refused(case)
+
+
+def test_padding_may_hold_anything() -> None:
+    logits, gold = scores(4, 3, 3), torch.tensor([[0, -1, 2]] * 4)
+    plain = fastbus.infer("semi_supervised", logits, gold, RAGGED)
+    logits[~RAGGED], gold[~RAGGED] = NAN, 99
+    post = fastbus.infer("semi_supervised", logits, gold, RAGGED)
+    assert torch.equal(post.labels, plain.labels)
+    assert torch.equal(post.log_likelihood, plain.log_likelihood)
+
+
+def frozen(x: torch.Tensor) -> np.ndarray:
+    array = x.numpy().copy()
+    array.flags.writeable = False
+    return array
+
+
+READABLE = {
+    "list": lambda x: x.tolist(),
+    "array": lambda x: x.numpy(),
+    "read-only-array": frozen,
+    "reversed-array": lambda x: x.flip(0).numpy()[::-1],
+    "sparse": lambda x: x.to_sparse(),
+    "strided": lambda x: x.repeat_interleave(2, 0)[::2],
+}
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.float32)
+
+
+@pytest.mark.parametrize("form", READABLE)
+def test_arrays_are_read_in_every_form(form: str) -> None:
+    logits, counts = scores(4, 3, 3), torch.tensor([[1, 1, 1], [2, 1, 0], [0, 0, 3], [3, 0, 0]])
+    plain = fastbus.infer("label_proportion", logits, counts)
+    post = fastbus.infer("label_proportion", READABLE[form](logits), READABLE[form](counts))
+    torch.testing.assert_close(post.labels.double(), plain.labels, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+def test_whole_numbers_are_read_in_every_type(dtype: torch.dtype) -> None:
+    logits, gold = scores(4, 3, 3), torch.tensor([[0, 1, 2]] * 4)
+    plain = fastbus.infer("semi_supervised", logits, gold, RAGGED)
+    post = fastbus.infer("semi_supervised", logits, gold.to(dtype), RAGGED)
+    assert torch.equal(post.labels, plain.labels)

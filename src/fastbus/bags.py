@@ -144,11 +144,12 @@ def _padded_layout(B: int, K: int, mask: object, device: torch.device) -> BagLay
             cure="Drop empty bags before the call.",
         )
     compact = torch.arange(K, device=device) < sizes[:, None]
-    if bool((compact == flags).all()):
+    longest = int(sizes.max())
+    # columns that are padding in every bag are cut, or bags of one would not be known as such
+    if longest == K and bool((compact == flags).all()):
         return BagLayout(sizes, compact, None, (B, K))
     order = torch.argsort((~flags).to(torch.int8), dim=1, stable=True)
     index = order + torch.arange(B, device=device)[:, None] * K
-    longest = int(sizes.max())
     return BagLayout(sizes, compact[:, :longest], index[:, :longest], (B, K))
 
 

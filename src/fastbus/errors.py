@@ -49,10 +49,22 @@ def where(bad: Tensor, noun: str = "bag") -> str:
     return f"{noun} {flagged[0]}" + (f" (and {more} more)" if more else "")
 
 
+def name_bags(bags: Tensor, num_bags: int) -> str:
+    """The same for bags given by number, (n,)."""
+    flags = torch.zeros(num_bags, dtype=torch.bool)
+    flags[bags.cpu()] = True
+    return where(flags)
+
+
 def first_entry(values: Tensor, bad: Tensor) -> object:
     """The first offending value, as a Python number or list, for the message."""
     index = tuple(torch.nonzero(bad)[0].tolist())
     return values[index].tolist()
+
+
+def quoted(value: object) -> str:
+    """A value as the caller may have written it: 1.1, not the 1.100000023841858 of float32."""
+    return f"{value:.8g}" if isinstance(value, float) else str(value)
 
 
 def sentence(got: str, expected: str, place: str, cure: str) -> str:

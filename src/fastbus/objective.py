@@ -20,7 +20,7 @@ from fastbus.bags import BagLayout, layout_of
 from fastbus.errors import InputError, choice
 from fastbus.inference.infer import Coupling, Head, infer
 from fastbus.inference.posterior import Posterior
-from fastbus.inference.predictions import as_predictions
+from fastbus.inference.predictions import as_predictions, settled
 from fastbus.prediction_queue import PredictionQueue
 from fastbus.supervision.base import Supervision, resolve
 from fastbus.supervision.incomplete import SimilarDissimilarUnlabeled
@@ -47,6 +47,11 @@ def unbiased_risk(
             f"posterior of shape {tuple(q.shape)}; expected {tuple(logits.shape)}, as the logits have. "
             "Pass post.labels of the same batch."
         )
+    if class_weights is not None and class_weights.shape != logits.shape[-1:]:
+        raise InputError(
+            f"class_weights of shape {tuple(class_weights.shape)}; expected ({logits.shape[-1]},). "
+            "Give one weight for each class."
+        )
     scores = logits if logits.dtype == torch.float64 else logits.float()
     q = q.to(scores.dtype)
     if head == "softmax":
@@ -68,7 +73,7 @@ def _weigh(q: Tensor, value: Tensor) -> Tensor:
 def _loss_of_each_class(scores: Tensor, loss: BaseLoss | None) -> Tensor:
     """loss(f(x), j) for every class j, (..., C)."""
     if loss is None:
-        return -torch.log_softmax(scores, -1)
+        return -torch.log_softmax(settled(scores), -1)
     C = scores.shape[-1]
     rows = scores.reshape(-1, C)
     values = []
@@ -144,7 +149,9 @@ class WeakLoss(nn.Module):
         self.on_impossible: Literal["error", "ignore"] = on_impossible
         self.budget = budget
         self.validate = validate
-        weights = None if class_weights is None else torch.as_tensor(class_weights).float()
+        weights = None if class_weights is None else torch.as_tensor(class_weights)
+        if weights is not None and not weights.is_floating_point():
+            weights = weights.float()
         self.register_buffer("class_weights", weights)
         self.queue = PredictionQueue(self.supervision, queue, head) if queue else None
 
@@ -161,11 +168,11 @@ class WeakLoss(nn.Module):
         """The loss of a batch: logits (B, K, C) with mask (B, K), or flat (N, C) with bag_sizes (B,).
 
         bag_weights (B,) and sample_weights (one an instance) weigh terms; the mean is a weighted
-        one. A sum supervision takes tuples of logits, weak labels and masks, and adds the losses of
-        its terms.
+        one. A sum supervision takes tuples, one entry a term, and adds the losses of its terms.
         """
         if isinstance(self.supervision, SimilarDissimilarUnlabeled):
-            return self._sum_of_terms(self.supervision, logits, weak, mask)
+            options = {"bag_sizes": bag_sizes, "bag_weights": bag_weights, "sample_weights": sample_weights}
+            return self._sum_of_terms(self.supervision, logits, weak, mask, options)
         scores = as_predictions(logits, self.head, "logits")
         layout = layout_of(tuple(scores.shape), mask, bag_sizes, scores.device)
         post = self.posterior(scores, weak, mask, bag_sizes=bag_sizes)
@@ -176,12 +183,15 @@ class WeakLoss(nn.Module):
         if self.smoothing:
             risk = risk + self.smoothing * smoothing(q, self.head).to(risk.dtype)
         informed = post.informed if self.head == "sigmoid" else post.informed[..., 0]
-        weight = self._weights(layout, post, bag_weights, sample_weights).to(risk.dtype)
+        bags = _bag_weights(layout, bag_weights)
+        weight = _instance_weights(layout, bags, sample_weights).to(risk.dtype)
         weight = torch.where(informed, weight if weight.dim() == risk.dim() else weight[..., None], 0)
         total = _sum_per_bag(risk.masked_fill(~informed, 0.0) * weight, layout)
         if self.likelihood:
-            bags = self._bag_weight(layout, post, bag_weights).to(total.dtype)
-            total = total - self.likelihood * bags * post.log_likelihood.to(total.dtype)
+            total = total - self.likelihood * bags.to(total.dtype) * post.log_likelihood.to(total.dtype)
+        if post.bag_weight is not None:
+            # a factor of the loss, unlike the caller's weights: the mean still counts every term once
+            total = total * post.bag_weight.to(total.dtype)
         if self.reduction == "none":
             return total
         if self.reduction == "sum":
@@ -206,12 +216,20 @@ class WeakLoss(nn.Module):
             return self.queue.infer(logits, weak, mask, bag_sizes, self.training, options)
 
     def _sum_of_terms(
-        self, supervision: SimilarDissimilarUnlabeled, logits: Any, weak: Any, mask: Any
+        self,
+        supervision: SimilarDissimilarUnlabeled,
+        logits: Any,
+        weak: Any,
+        mask: Any,
+        options: dict[str, Any],
     ) -> Tensor:
-        masks = mask if mask is not None else (None,) * len(supervision.terms)
-        batches = (supervision.entries(x) for x in (logits, weak, masks))
+        missing = (None,) * len(supervision.terms)
+        batches = zip(
+            *(supervision.entries(x) for x in (logits, weak, missing if mask is None else mask)), strict=True
+        )
+        given = {name: supervision.entries(x) for name, x in options.items() if x is not None}
         total: Tensor | None = None
-        for term, *batch in zip(supervision.terms, *batches, strict=True):
+        for index, (term, batch) in enumerate(zip(supervision.terms, batches, strict=True)):
             part = WeakLoss(
                 term,
                 head=self.head,
@@ -226,35 +244,36 @@ class WeakLoss(nn.Module):
                 budget=self.budget,
                 validate=self.validate,
             )
-            value = part(*batch)
+            value = part(*batch, **{name: entries[index] for name, entries in given.items()})
             total = value if total is None else total + value
         assert total is not None
         return total
 
-    def _bag_weight(self, layout: BagLayout, post: Posterior, bag_weights: object) -> Tensor:
-        weight = torch.ones(layout.num_bags, device=layout.sizes.device, dtype=torch.float64)
-        if bag_weights is not None:
-            weight = weight * _given(bag_weights, (layout.num_bags,), "bag_weights", weight)
-        if post.bag_weight is not None:
-            weight = weight * post.bag_weight
+
+def _bag_weights(layout: BagLayout, bag_weights: object) -> Tensor:
+    """One weight a bag (B,)."""
+    ones = torch.ones(layout.num_bags, device=layout.sizes.device, dtype=torch.float64)
+    if bag_weights is None:
+        return ones
+    return _given(bag_weights, "bag_weights", torch.ones_like(ones, dtype=torch.bool))
+
+
+def _instance_weights(layout: BagLayout, bags: Tensor, sample_weights: object) -> Tensor:
+    """One weight an instance, in the caller's layout."""
+    weight = layout.spread(bags)
+    if sample_weights is None:
         return weight
-
-    def _weights(
-        self, layout: BagLayout, post: Posterior, bag_weights: object, sample_weights: object
-    ) -> Tensor:
-        """One weight an instance, in the caller's layout."""
-        weight = layout.spread(self._bag_weight(layout, post, bag_weights))
-        if sample_weights is not None:
-            weight = weight * _given(sample_weights, layout.shape, "sample_weights", weight)
-        return weight
+    return weight * _given(sample_weights, "sample_weights", layout.restore(layout.mask, False))
 
 
-def _given(weights: object, shape: tuple[int, ...], what: str, like: Tensor) -> Tensor:
-    values = torch.as_tensor(weights, dtype=like.dtype, device=like.device)
-    if values.shape != shape:
+def _given(weights: object, what: str, real: Tensor) -> Tensor:
+    """The caller's weights, checked where something real stands and 0 elsewhere."""
+    values = torch.as_tensor(weights, dtype=torch.float64, device=real.device)
+    if values.shape != real.shape:
         raise InputError(
-            f"{what} of shape {tuple(values.shape)}; expected {shape}. Give one weight for each."
+            f"{what} of shape {tuple(values.shape)}; expected {tuple(real.shape)}. Give one weight for each."
         )
+    values = values.masked_fill(~real, 0.0)
     if bool((values < 0).any()) or not bool(values.isfinite().all()):
         raise InputError(f"{what} with negative or infinite entries; expected weights of at least 0.")
     return values

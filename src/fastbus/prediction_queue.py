@@ -16,8 +16,10 @@ from fastbus.bags import BagLayout, layout_of
 from fastbus.errors import SupervisionError
 from fastbus.inference.infer import infer
 from fastbus.inference.posterior import Posterior
+from fastbus.numerics import message_dtype
 from fastbus.supervision.base import Supervision
 from fastbus.supervision.incomplete import PositiveUnlabeled, UnlabeledUnlabeled
+from fastbus.supervision.reading import WeakReader
 
 
 class PredictionQueue(nn.Module):
@@ -52,24 +54,37 @@ class PredictionQueue(nn.Module):
     ) -> Posterior:
         """`infer` with the queued predictions joined to every bag; returned for the batch alone."""
         layout = layout_of(tuple(logits.shape), mask, bag_sizes, logits.device)
-        labels = torch.as_tensor(weak, device=logits.device)
-        index = torch.zeros_like(layout.sizes)
-        if isinstance(self.supervision, UnlabeledUnlabeled):
-            index = labels.clamp(min=0).long()
-            joined: object = labels
-        else:
-            labels = layout.compact(labels).masked_fill(~layout.mask, -1)
-            joined = torch.cat([labels, labels.new_full((len(index), self.size), -1)], 1)
+        reader = WeakReader(
+            layout,
+            int(logits.shape[-1]),
+            self.head,
+            message_dtype(logits.device),
+            validate=bool(options.get("validate", True)),
+            name=self.supervision.title,
+        )
+        joined, index, unlabelled = self._join(weak, reader)
         scores = torch.cat([layout.compact(logits), self._scores(index, logits)], 1)
         age = torch.arange(self.size, device=logits.device)
         real = torch.cat([layout.mask, age < self.filled[index][:, None]], 1)
         post = infer(self.supervision, scores, joined, real, **options)
         if remember:
-            unlabelled = layout.mask
-            if not isinstance(self.supervision, UnlabeledUnlabeled):
-                unlabelled = unlabelled & (labels == -1)
             self._remember(layout.compact(logits.detach()), unlabelled, index)
         return _batch_alone(post, layout)
+
+    def _join(self, weak: object, reader: WeakReader) -> tuple[Tensor, Tensor, Tensor]:
+        """Weak labels of the joined bags, the set of each bag (B,), and instances to remember (B, K)."""
+        mask = reader.layout.mask
+        if isinstance(self.supervision, UnlabeledUnlabeled):
+            values = reader.per_bag(weak)
+            index, given = reader.integers(values, len(self.log_odds) - 1, "set indices")
+            return values, index, mask & given[:, None]
+        values = reader.per_instance(weak)
+        if values.dtype == torch.bool:
+            values = values.long()
+        blank = float("nan") if values.is_floating_point() else -1
+        queued = values.new_full((reader.B, self.size), blank)
+        first = torch.zeros_like(reader.layout.sizes)
+        return torch.cat([values, queued], 1), first, mask & (values != 1)
 
     @property
     def size(self) -> int:
@@ -97,4 +112,5 @@ def _batch_alone(post: Posterior, layout: BagLayout) -> Posterior:
         post,
         labels=layout.restore(post.labels[:, :K], 0.0),
         informed=layout.restore(post.informed[:, :K], False),
+        _asked=layout,
     )

@@ -37,7 +37,8 @@ def check_supervision(
     """Raise a SupervisionError with the first broken promise; return None if all are kept.
 
     bag_sizes: sizes to try; rules for one size only are tried at that size.
-    num_labels: classes of the softmax problems (a rule from a function brings its own number).
+    num_labels: classes of the softmax problems (a rule from a function or a confusion matrix brings its
+        own number).
     weak_labels: the finite set of weak labels, if the rule's method `weak_labels` does not give it.
     """
     if not isinstance(supervision, Supervision):
@@ -47,8 +48,7 @@ def check_supervision(
         )
     generator = torch.Generator().manual_seed(seed)
     sizes = [supervision.bag_size] if supervision.bag_size is not None else list(bag_sizes)
-    if isinstance(supervision, CompressedRule):
-        num_labels = supervision.num_labels
+    num_labels = _num_labels(supervision, num_labels)
     read_labels = 2 if supervision.labels == "per_class" else num_labels
     if _has_own(supervision, "step"):
         for size in sizes:
@@ -66,16 +66,28 @@ def _has_own(supervision: Supervision, method: str) -> bool:
     return getattr(type(supervision), method) is not getattr(Supervision, method)
 
 
+def _num_labels(supervision: Supervision, otherwise: int) -> int:
+    """The number of labels that a rule was made for."""
+    for part in supervision.parts if isinstance(supervision, Combination) else (supervision,):
+        confusion = getattr(part, "transition", getattr(part, "transitions", None))
+        if confusion is not None:
+            return int(confusion.shape[-1])
+        if isinstance(part, CompressedRule):
+            return part.num_labels
+    return otherwise
+
+
 def _heads(supervision: Supervision, num_labels: int) -> list[tuple[Head, int]]:
     """Heads and numbers of classes that the rule can serve."""
+    if isinstance(supervision, Combination):
+        each = [_heads(part, num_labels) for part in supervision.parts]
+        return [head for head in each[0] if all(head in others for others in each)]
     if supervision.binary:
         return [("sigmoid", 1), ("softmax", 2)]
-    confusion = getattr(supervision, "transition", getattr(supervision, "transitions", None))
-    if confusion is not None:
-        return [("softmax", int(confusion.shape[-1]))]
-    if isinstance(supervision, CompressedRule) and supervision.labels == "categorical":
-        return [("softmax", num_labels)]
-    if isinstance(supervision, Combination) or supervision.labels == "categorical":
+    made_for = _num_labels(supervision, 0)
+    if supervision.labels == "categorical" and made_for:
+        return [("softmax", made_for)]
+    if supervision.labels == "categorical":
         return [("sigmoid", 1), ("softmax", num_labels)]
     return [("sigmoid", 1), ("sigmoid", 2), ("softmax", 2), ("softmax", num_labels)]
 
@@ -110,6 +122,14 @@ def _check_steps(supervision: Supervision, bag_size: int, num_labels: int) -> No
                     f"outside 0 to {Z - 1}",
                     "Return more from num_states, or clamp the state.",
                 )
+            promised = {"count": state + label, "any": min(state + label, 1)}.get(supervision.fold)
+            if promised not in (None, following):
+                _fail(
+                    supervision,
+                    f'fold = "{supervision.fold}" promises that step(state={state}, label={label}) is '
+                    f"{promised}, but it is {following}",
+                    'Leave fold = "chain".',
+                )
             one = _step(supervision, torch.tensor([state]), torch.tensor([label]), position)
             if one.tolist() != [following]:
                 _fail(
@@ -122,7 +142,16 @@ def _check_steps(supervision: Supervision, bag_size: int, num_labels: int) -> No
 
 def _step(supervision: Supervision, state: Tensor, label: Tensor, position: int) -> Tensor:
     options = {"position": position} if takes_position(supervision) else {}
-    result = supervision.step(state, label, **options)
+    try:
+        result = supervision.step(state, label, **options)
+    except (TypeError, ValueError, IndexError, RuntimeError) as problem:
+        if isinstance(problem, SupervisionError):
+            raise
+        _fail(
+            supervision,
+            f"step fails for labels {int(label.min())} to {int(label.max())} ({problem})",
+            'Does it read class indices (labels = "categorical") or 0 and 1 (labels = "per_class")?',
+        )
     if not isinstance(result, Tensor) or result.shape != state.shape or result.is_floating_point():
         _fail(
             supervision,
@@ -141,9 +170,16 @@ def _states(supervision: Supervision, bag_size: int, num_labels: int) -> int:
 def _check_evidence(supervision: Supervision, bag_size: int, num_labels: int, weak_labels: list[Any]) -> None:
     """Probabilities of all weak labels, given any last state that a bag can reach, sum to one."""
     Z = _states(supervision, bag_size, num_labels)
-    total = torch.zeros(Z, dtype=torch.float64)
+    rows: list[Tensor] = []
     for weak in weak_labels:
+        if weak == -1 or weak != weak:
+            _fail(
+                supervision,
+                f"the weak label {weak!r} would be read as a missing one",
+                "Use numbers other than -1 and NaN.",
+            )
         given = supervision.evidence(torch.arange(Z), torch.tensor([[weak]]))
+        again = supervision.evidence(torch.arange(Z), torch.tensor([[weak]]))
         if not isinstance(given, Tensor) or given.shape != (1, Z):
             _fail(
                 supervision,
@@ -157,7 +193,17 @@ def _check_evidence(supervision: Supervision, bag_size: int, num_labels: int, we
                 f"evidence of weak label {weak!r} leaves [0, 1]",
                 "Return P(weak | state), not a score or its logarithm.",
             )
-        total = total + given
+        if not torch.equal(given, again.to(torch.float64)[0]):
+            _fail(supervision, "evidence gives two answers to one question", "Keep no memory of calls.")
+        rows.append(given)
+    together = supervision.evidence(torch.arange(Z), torch.tensor(weak_labels)[:, None])
+    if not torch.equal(together.to(torch.float64), torch.stack(rows)):
+        _fail(
+            supervision,
+            "evidence of several weak labels differs from that of each alone",
+            "Compare state and weak with broadcasting.",
+        )
+    total = torch.stack(rows).sum(0)
     reachable = {0}
     for position in range(bag_size):
         reachable = {

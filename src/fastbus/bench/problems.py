@@ -16,20 +16,24 @@ from torch import Tensor
 
 from fastbus.bench import weak_labels as by
 from fastbus.bench.own_rules import first_equals_last, majority, parity
-from fastbus.bench.scenes import Array, Scene, random_scene
+from fastbus.bench.scenes import MAX_LABELLINGS, Array, Scene, random_scene
+from fastbus.supervision import SimilarDissimilarUnlabeled
 
 Head = Literal["softmax", "sigmoid"]
 Inputs = Literal["logits", "probs", "log_probs"]
 
 
 class RandomProblem(NamedTuple):
-    """The arguments of `infer`, and a labelling that satisfies the weak labels."""
+    """The arguments of `infer`, and a labelling that satisfies the weak labels.
+
+    Tensors; for a sum over differently grouped bags tuples of them, one a term.
+    """
 
     supervision: Any
-    logits: Tensor  # (B, K, C) with a mask (B, K), or flat (N, C) with bag_sizes (B,)
+    logits: Any  # (B, K, C) with a mask (B, K), or flat (N, C) with bag_sizes (B,)
     weak: Any
-    mask: Tensor | None
-    bag_sizes: Tensor | None
+    mask: Any
+    bag_sizes: Any
     head: Head
     inputs: Inputs
     truth: Tensor | None  # as `Posterior.map` returns it; None where the weak label is no fact
@@ -67,8 +71,12 @@ class Case:
         bags: int = 8,
         classes: tuple[int, int] | None = None,
         sizes: tuple[int, int] | None = None,
+        most_labellings: float = MAX_LABELLINGS,
     ) -> RandomProblem:
-        """One batch of bags with logits of that scale; narrower ranges may be asked for."""
+        """One batch of bags with logits of that scale; other ranges may be asked for.
+
+        Bags have no more labellings than the oracle can enumerate, unless `most_labellings` is infinite.
+        """
         scene = random_scene(
             rng,
             head=self.head,
@@ -77,6 +85,7 @@ class Case:
             sizes=sizes or self.sizes,
             scale=scale,
             bags=bags,
+            most_labellings=most_labellings,
         )
         supervision, weak = self.weaken(scene)
         inputs, predictions = _predictions(scene, scale)
@@ -105,6 +114,32 @@ def _predictions(scene: Scene, scale: float) -> tuple[Inputs, Array]:
     else:
         log_prob = x - np.logaddexp.reduce(x, axis=1, keepdims=True)
     return kind, log_prob if kind == "log_probs" else np.exp(log_prob)
+
+
+@dataclass(frozen=True)
+class SumCase(Case):
+    """Pairs beside unlabelled sets: every field of the problem is a tuple (pairs, sets)."""
+
+    terms: tuple[Case, Case]
+    constraint: Literal["jeffrey", "likelihood", "count", "mean"]
+
+    def make(self, rng: np.random.Generator, **options: Any) -> RandomProblem:
+        pairs, sets = (term.make(rng, **options) for term in self.terms)
+        while sets.inputs != pairs.inputs:  # one option speaks for both
+            sets = self.terms[1].make(rng, **options)
+        supervision = SimilarDissimilarUnlabeled(
+            sets.supervision.priors[0], noise=pairs.supervision.noise, constraint=self.constraint
+        )
+        return RandomProblem(
+            supervision=supervision,
+            logits=(pairs.logits, sets.logits),
+            weak=(pairs.weak, sets.weak),
+            mask=(pairs.mask, sets.mask),
+            bag_sizes=(pairs.bag_sizes, sets.bag_sizes),
+            head=self.head,
+            inputs=pairs.inputs,
+            truth=None,
+        )
 
 
 class _Form(NamedTuple):
@@ -182,6 +217,17 @@ for _constraint in ("jeffrey", "likelihood", "count", "mean"):
     _add(f"positive_unlabeled, {_constraint}", _set, BINARY, factual=_constraint == "likelihood")
     _set = partial(by.unlabeled_unlabeled, constraint=_constraint)
     _add(f"unlabeled_unlabeled, {_constraint}", _set, BINARY, factual=_constraint == "likelihood")
+    _one_set = partial(by.unlabeled_unlabeled, constraint=_constraint, sets=1)
+    for _form in BINARY:
+        # Sets of two or more: as many sets as instances could also be a label for each instance.
+        _pairs_case = Case("", partial(by.pair_similarity, noisy=True), *_form[1:3], PAIR, True, True)
+        _sets_case = Case("", _one_set, *_form[1:3], (2, 10), True, True)
+        _title = f"similar_dissimilar_unlabeled, {_constraint} [{_form.title}]"
+        CASES[_title] = SumCase(
+            *(_title, _one_set, *_form[1:3], (2, 10), True, False),
+            terms=(_pairs_case, _sets_case),
+            constraint=_constraint,
+        )
 
 _add("label_proportion & semi_supervised", by.all_of(by.exact_counts, _gold), EVERY)
 _add("multi_instance & semi_supervised", by.all_of(by.multi_instance, _gold), EVERY)
@@ -201,9 +247,7 @@ _add(
     (SIGMOID, TWO_CLASSES, SOFTMAX),
     factual=False,
 )
-_add(
-    "label_proportion & multi_instance", by.all_of(by.intervals, by.multi_instance), EVERY, (1, 6)
-)
+_add("label_proportion & multi_instance", by.all_of(by.intervals, by.multi_instance), EVERY, (1, 6))
 _add("label_proportion & own rule", by.all_of(by.exact_counts, by.at_least), EVERY, (1, 6))
 _add("pair_similarity & semi_supervised", by.all_of(by.pair_similarity, _gold), ONE_LABEL, PAIR)
 _add(

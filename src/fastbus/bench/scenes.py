@@ -84,9 +84,14 @@ class Scene:
         """Bag-level weak labels as a tensor, some missing, whole numbers also as floats or bools."""
         return self._dressed(self.hide(values, dims))
 
-    def instances(self, rows: Array, dims: int = 0) -> Tensor:
-        """Instance-level weak labels (N, ...) in the layout of the predictions, some missing."""
-        return self._dressed(self.placed(self.hide(rows, dims), JUNK))
+    def instances(self, rows: Array, dims: int = 0, short: bool | None = None) -> Tensor:
+        """Instance-level weak labels (N, ...) in the layout of the predictions, some missing.
+
+        Bags of one may leave out the axis K: as `short` says, else now and then.
+        """
+        rows = self.hide(rows, dims)
+        singles = bool((self.sizes == 1).all()) and (self.chance(0.5) if short is None else short)
+        return self._dressed(rows if singles else self.placed(rows, JUNK))
 
     def placed(self, rows: Array, fill: float) -> Array:
         """Rows (N, ...) in the layout of the predictions: flat, or (B, K, ...) with `fill`."""
@@ -114,12 +119,13 @@ def random_scene(
     sizes: tuple[int, int],
     scale: float,
     bags: int,
+    most_labellings: float = MAX_LABELLINGS,
 ) -> Scene:
     """Bags of random sizes and classes within the (lowest, highest) given, logits of that scale."""
     C = int(rng.integers(classes[0], classes[1] + 1))
     Y = 2 if head == "sigmoid" else C
     lowest, highest = sizes
-    highest = max(lowest, min(highest, int(math.log(MAX_LABELLINGS) / math.log(Y))))
+    highest = max(lowest, min(highest, _longest(most_labellings, Y)))
     longest = int(rng.integers(lowest, highest + 1))
     bag_sizes = rng.integers(lowest, longest + 1, size=bags)
     mask = None if rng.random() < 0.25 else _random_mask(rng, bag_sizes)
@@ -134,6 +140,11 @@ def random_scene(
         truth = (believed + rng.gumbel(size=logits.shape)).argmax(axis=1)
     missing = float(rng.choice([0.0, 0.2, 0.5]))
     return Scene(rng, head, C, binary, bag_sizes, mask, logits, truth, missing)
+
+
+def _longest(most_labellings: float, Y: int) -> int:
+    """The largest bag that has no more labellings than that."""
+    return 10**6 if math.isinf(most_labellings) else int(math.log(most_labellings) / math.log(Y))
 
 
 def _random_mask(rng: np.random.Generator, sizes: Array) -> Array:

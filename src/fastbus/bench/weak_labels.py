@@ -214,12 +214,15 @@ def partial_label(scene: Scene) -> Weakened:
 
 
 def complementary_label(scene: Scene, sets: bool = False) -> Weakened:
+    """Bags of one, padded to width C, could mean either by (B, C): so classes are (B,) there."""
     if sets:
         excluded = scene.rng.random((len(scene.truth), scene.num_labels)) < 0.4
         excluded[np.arange(len(excluded)), scene.truth] = False
-        return Weakened(ComplementaryLabel(), scene.instances(excluded.astype(int), dims=1))
+        weak = scene.instances(excluded.astype(int), dims=1, short=False)
+        return Weakened(ComplementaryLabel(), weak)
     other = scene.rng.integers(1, scene.num_labels, size=len(scene.truth))
-    return Weakened(ComplementaryLabel(), scene.instances((scene.truth + other) % scene.num_labels))
+    classes = (scene.truth + other) % scene.num_labels
+    return Weakened(ComplementaryLabel(), scene.instances(classes, short=True))
 
 
 def _transition(scene: Scene) -> Array:
@@ -278,8 +281,9 @@ def positive_unlabeled(scene: Scene, constraint: Any) -> Weakened:
     return Weakened(PositiveUnlabeled(_prior(scene), constraint=constraint), weak)
 
 
-def unlabeled_unlabeled(scene: Scene, constraint: Any) -> Weakened:
-    priors = [_prior(scene) for _ in range(int(scene.rng.integers(1, 4)))]
+def unlabeled_unlabeled(scene: Scene, constraint: Any, sets: int | None = None) -> Weakened:
+    """Draws from that many sets, by default 1 to 3, each with its prior."""
+    priors = [_prior(scene) for _ in range(sets or int(scene.rng.integers(1, 4)))]
     index = scene.rng.integers(len(priors), size=len(scene.sizes))
     return Weakened(UnlabeledUnlabeled(priors, constraint=constraint), scene.weak(index))
 

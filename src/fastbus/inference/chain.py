@@ -32,7 +32,8 @@ class Chain(NamedTuple):
 
     def moves(self, position: int, N: int) -> Tensor:
         """Next states of one position as an index (N, Z * Y)."""
-        layer = self.table[:, position if self.table.shape[1] > 1 else 0]
+        # positions past the table are padding of every chain
+        layer = self.table[:, min(position, self.table.shape[1] - 1)]
         return layer.reshape(layer.shape[0], -1).expand(N, -1)
 
     def rows(self, index: Tensor | slice) -> Chain:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastbus.errors import CouplingError, SupervisionError, where
+from fastbus.errors import CouplingError, SupervisionError, name_bags, where
 from fastbus.inference.chain import Chain, solve_chain
 from fastbus.inference.closed_form import solve_any, solve_similar
 from fastbus.inference.count import solve_count
@@ -23,7 +23,7 @@ from fastbus.inference.ending import Ending
 from fastbus.inference.independent import solve_independent
 from fastbus.inference.joint import lattice_axes, lattice_chain
 from fastbus.inference.loop import solve_loop
-from fastbus.inference.partition import Solver, partition
+from fastbus.inference.partition import partition
 from fastbus.inference.problem import Problem, chain_of_rules, rule_ending
 from fastbus.inference.product_blocks import product_chains
 from fastbus.inference.solution import Solution
@@ -119,16 +119,17 @@ def _turns(N: int, each: int) -> Iterator[slice]:
 
 
 def _partition_count(u: Tensor, lengths: Tensor, ending: Ending) -> tuple[Tensor, Tensor]:
-    solver: Solver = partial(solve_count, lengths=lengths, ending=ending)
-    return partition(u, lengths, solver, solver)
+    def solver(u: Tensor, structure: tuple[Tensor, Ending]) -> tuple[Tensor, Tensor]:
+        return solve_count(u, *structure)
+
+    return partition(u, lengths, (lengths, ending), solver, solver)
 
 
 def _partition_chain(u: Tensor, chain: Chain, fold: str = "chain") -> tuple[Tensor, Tensor]:
-    plain: Solver = partial(solve_chain, chain=chain)
-    fast = plain
-    if fold in FAST:
-        fast = partial(FAST[fold], lengths=chain.lengths, ending=chain.ending)
-    return partition(u, chain.lengths, fast, plain)
+    def fast(u: Tensor, chain: Chain) -> tuple[Tensor, Tensor]:
+        return FAST[fold](u, chain.lengths, chain.ending) if fold in FAST else solve_chain(u, chain)
+
+    return partition(u, chain.lengths, chain, fast, solve_chain)
 
 
 def _without_rules(log_potential: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,7 +161,7 @@ def _check_one_soft_class(problem: Problem) -> None:
         raise SupervisionError(
             "distributions over the counts of several classes in one bag; expected one at most under "
             f"a softmax head, since they do not commute; {where(several)}. Read them as virtual "
-            'evidence with soft="virtual", or pass coupling="independent".'
+            'evidence with soft="virtual"; coupling="independent" takes the classes one by one, without map.'
         )
 
 
@@ -208,9 +209,7 @@ def _solve_coupled(problem: Problem, coupling: str) -> Coupled:
         blocks, left = joint_blocks(problem)
         parts = [(bags, _solve_block(problem, bags, chain), "joint") for bags, chain in blocks]
         if coupling == "joint" and len(left):
-            flagged = torch.zeros_like(problem.sizes, dtype=torch.bool)
-            flagged[left] = True
-            raise _beyond_budget(problem.budget, where(flagged))
+            raise _beyond_budget(problem.budget, name_bags(left, problem.layout.num_bags))
     else:
         left = everything
     if len(left):
@@ -233,9 +232,10 @@ def _solve_approximately(problem: Problem, bags: Tensor, coupling: str) -> list[
     fold = rules[0].fold if len(rules) == 1 else ""
     if coupling == "independent" or (coupling == "auto" and fold == "chain"):
         return [(bags, _independent(problem, bags), "independent")]
-    if fold == "any" and coupling in ("auto", "loop"):
-        u, mask = problem.log_potential[bags], problem.layout.mask[bags]
-        return [(bags, solve_loop(u, rules[0].log_evidence[bags], mask), "loop")]
+    if fold == "any" and coupling == "auto":
+        return _loop_or_tilted(problem, bags)
+    if fold == "any" and coupling == "loop":
+        return [(bags, _looped(problem, bags), "loop")]
     if fold == "count" and coupling in ("auto", "tilted"):
         counts, exact = exact_counts(rules[0].support(), rules[0].informed, problem.sizes)
         if coupling == "tilted" and not bool(exact.all()):
@@ -245,7 +245,7 @@ def _solve_approximately(problem: Problem, bags: Tensor, coupling: str) -> list[
             )
         return _tilted_or_independent(problem, bags, counts, exact)
     if coupling == "auto":
-        raise _beyond_budget(problem.budget, "the combination")
+        raise _beyond_budget(problem.budget, name_bags(bags, problem.layout.num_bags))
     needs = "label proportions" if coupling == "tilted" else "multi-instance labels"
     raise CouplingError(
         f'coupling="{coupling}" with {" & ".join(problem.evidence.names)}; expected {needs} alone '
@@ -266,6 +266,25 @@ def _tilted_or_independent(
     if len(others):
         parts.append((others, _independent(problem, others), "independent"))
     return parts
+
+
+def _looped(problem: Problem, bags: Tensor) -> Solution:
+    evidence = problem.rules[0].log_evidence[bags]
+    return solve_loop(problem.log_potential[bags], evidence, problem.layout.mask[bags])
+
+
+def _loop_or_tilted(problem: Problem, bags: Tensor) -> list[tuple[Tensor, Solution, str]]:
+    """Bags with as many classes to be seen as instances hold each of them once: exact counts.
+
+    Messages would go round in circles there, since every instance is needed by some class.
+    """
+    rule = problem.rules[0]
+    must = rule.observed & (rule.log_evidence[..., 0] == NEG_INF)  # (B, C)
+    full = must.sum(1) == problem.sizes
+    counts = must.long()
+    parts = _tilted_or_independent(problem, bags[full[bags]], counts, full) if bool(full[bags].any()) else []
+    rest = bags[~full[bags]]
+    return parts + ([(rest, _looped(problem, rest), "loop")] if len(rest) else [])
 
 
 def _count_chains(binary: Tensor, counts: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
@@ -316,5 +335,5 @@ def _assemble(problem: Problem, parts: list[tuple[Tensor, Solution, str]]) -> Co
 def _beyond_budget(budget: int, place: str) -> CouplingError:
     return CouplingError(
         f"the joint states of {place} pass the budget; expected at most {budget}. Raise budget=, make "
-        'bags smaller, or pass coupling="auto" where a fallback exists.'
+        'bags smaller, or pass coupling="auto" or "independent" where they apply.'
     )

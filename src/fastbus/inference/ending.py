@@ -131,12 +131,14 @@ def _solve_tilt(joint: Tensor, value: Tensor, target: Tensor, inside: Tensor) ->
 
 
 def _differentiable(theta: Tensor, joint: Tensor, value: Tensor, target: Tensor, inside: Tensor) -> Tensor:
-    """One Newton step in the graph: the derivative of the root by the implicit function theorem."""
+    """Newton steps in the graph: each makes one more derivative of the root right."""
     if not (torch.is_grad_enabled() and joint.requires_grad):
         return theta
     calm = torch.where(inside[:, None], joint, torch.zeros_like(joint))
-    mean, variance = _moments(calm, value, theta)
-    slope = variance.detach()
-    flat = (slope <= 0) | ~inside
-    step = (mean - mean.detach()) / slope.masked_fill(flat, 1.0)
-    return theta - step.masked_fill(flat, 0.0)
+    for _ in range(2):
+        mean, variance = _moments(calm, value, theta)
+        slope = variance.detach()
+        flat = (slope <= 0) | ~inside
+        step = (mean - mean.detach()) / slope.masked_fill(flat, 1.0)
+        theta = theta - step.masked_fill(flat, 0.0)
+    return theta

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Literal, overload
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from fastbus.supervision.base import Supervision, resolve
 from fastbus.supervision.incomplete import SimilarDissimilarUnlabeled
 from fastbus.supervision.reading import IGNORE_HINT, WeakReader
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 Head = Literal["softmax", "sigmoid"]
 Coupling = Literal["auto", "independent", "joint", "tilted", "loop"]
 Inputs = Literal["logits", "probs", "log_probs"]
@@ -124,6 +126,12 @@ def infer(
     )
 
 
+def _uncompiled(function: Function) -> Function:
+    """Keep the compiler out: it would unroll the recursions anew for every shape of a batch."""
+    return cast(Function, torch.compiler.disable(function))
+
+
+@_uncompiled
 def _infer_bags(
     rule: Supervision,
     logits: object,

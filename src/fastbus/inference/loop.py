@@ -17,15 +17,38 @@ from fastbus.numerics import NEG_INF, log_complement, log_softmax, logaddexp, lo
 
 SWEEPS = 200
 DAMPING = 0.3
-TOLERANCE = 1e-10
+TOLERANCE = 1e-12
+GRAPH_SWEEPS = 60
 
 
 def solve_loop(log_potential: Tensor, log_evidence: Tensor, mask: Tensor) -> Solution:
     """Beliefs of n bags: log potentials (n, K, C), log P(w | none), log P(w | some) as (n, C, 2)."""
     absent, nu_has = log_evidence[:, None, :, 0], log_evidence[:, None, :, 1]  # (n, 1, C)
-    nu_not = torch.zeros_like(log_potential)
+    with torch.no_grad():
+        start = torch.zeros_like(log_potential)
+        nu_not, change, used = _sweep(log_potential, absent, nu_has, start, mask, SWEEPS)
+    if torch.is_grad_enabled() and log_potential.requires_grad:
+        # from the fixed point on, as many sweeps as led to it carry its derivative
+        sweeps = min(used, GRAPH_SWEEPS)
+        nu_not, _, _ = _sweep(log_potential, absent, nu_has, nu_not, mask, sweeps, tolerance=-1.0)
+    score = _scores(log_potential, nu_has, nu_not)
+    log_belief = log_softmax(score, -1).masked_fill(~mask[..., None], NEG_INF)
+    bethe = _bethe(log_potential, absent, nu_has, nu_not, mask)
+    return Solution(log_belief, bethe, change <= 1e-6)
+
+
+def _sweep(
+    log_potential: Tensor,
+    absent: Tensor,
+    nu_has: Tensor,
+    nu_not: Tensor,
+    mask: Tensor,
+    sweeps: int,
+    tolerance: float = TOLERANCE,
+) -> tuple[Tensor, Tensor, int]:
+    """Messages after some sweeps, the last change of each bag (n,), and the number of sweeps."""
     change = log_potential.new_zeros(log_potential.shape[0])
-    for _ in range(SWEEPS):
+    for sweep in range(sweeps):
         yes, no = _cavity(log_potential, nu_has, nu_not, mask)
         none_else, some_else = _without_each(yes, no)
         updated = logaddexp(absent + none_else, nu_has + some_else)
@@ -34,12 +57,9 @@ def solve_loop(log_potential: Tensor, log_evidence: Tensor, mask: Tensor) -> Sol
         blended = torch.where(settled, updated, (1 - DAMPING) * updated + DAMPING * nu_not)
         change = (blended - nu_not).detach().masked_fill(settled, 0.0).abs().amax((1, 2))
         nu_not = blended
-        if not bool((change > TOLERANCE).any()):
-            break
-    score = _scores(log_potential, nu_has, nu_not)
-    log_belief = log_softmax(score, -1).masked_fill(~mask[..., None], NEG_INF)
-    bethe = _bethe(log_potential, absent, nu_has, nu_not, mask)
-    return Solution(log_belief, bethe, change <= 1e-6)
+        if not bool((change > tolerance).any()):
+            return nu_not, change, sweep + 1
+    return nu_not, change, sweeps
 
 
 def _sum_of_others(x: Tensor, dim: int) -> Tensor:

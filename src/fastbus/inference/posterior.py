@@ -8,7 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fastbus.errors import CouplingError, where
+from fastbus.bags import BagLayout
+from fastbus.errors import CouplingError, InputError, name_bags
 from fastbus.inference.assign import assign_counts, assign_seen
 from fastbus.inference.chain import Chain
 from fastbus.inference.couple import Block, joint_blocks
@@ -39,6 +40,7 @@ class Posterior:
     coupling: list[str]
     bag_weight: Tensor | None = None
     _problem: Problem = field(repr=False, kw_only=True)
+    _asked: BagLayout | None = field(default=None, repr=False, kw_only=True)  # if the problem holds more
 
     @property
     def exact(self) -> bool:
@@ -74,21 +76,21 @@ class Posterior:
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """n exact samples of the labelling, with a leading axis n; the global RNG is left alone."""
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise InputError(f"n={n!r}; expected an integer from 1. Give a number of samples.")
         blocks, left = self._blocks
         if len(left):
-            flags = torch.zeros(self._problem.layout.num_bags, dtype=torch.bool)
-            flags[left.cpu()] = True
             raise CouplingError(
                 f"samples of bags beyond the budget of {self._problem.budget} states; expected bags "
-                f"that the joint lattice solves; {where(flags)}. Raise budget= in infer."
+                f"that the joint lattice solves; {name_bags(left, self._problem.layout.num_bags)}. "
+                "Raise budget= in infer."
             )
         if generator is None:
             generator = torch.Generator()
             generator.seed()
         pieces = [(bags, draw(u, chain, n, generator)) for bags, u, chain in blocks]
-        return torch.stack(
-            [self._restore(self._gather([(bags, drawn[i]) for bags, drawn in pieces])) for i in range(n)]
-        )
+        samples_last = [(bags, drawn.movedim(0, -1)) for bags, drawn in pieces]
+        return self._restore(self._gather(samples_last)).movedim(-1, 0)
 
     @cached_property
     def _blocks(self) -> tuple[list[tuple[Tensor, Tensor, Chain]], Tensor]:
@@ -108,19 +110,21 @@ class Posterior:
         return [(everything, u, chain)], everything[:0]
 
     def _gather(self, pieces: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Labellings of groups of chains to compact (B, K) or (B, K, C)."""
+        """Labellings (N, K, ...) of groups of chains to compact (B, K, ...), or (B, K, C, ...)."""
         problem = self._problem
         K = problem.layout.max_size
+        rest = pieces[0][1].shape[2:]
         if problem.view == "binary" and problem.head == "sigmoid":
             ((_, labels),) = pieces
-            return labels.reshape(-1, problem.num_classes, K).transpose(1, 2)
-        out = torch.full((problem.layout.num_bags, K), -1, device=problem.sizes.device)
+            return labels.reshape(-1, problem.num_classes, K, *rest).transpose(1, 2)
+        out = torch.full((problem.layout.num_bags, K, *rest), -1, device=problem.sizes.device)
         for bags, labels in pieces:
             out[bags] = labels
         return out
 
     def _restore(self, labels: Tensor) -> Tensor:
-        return self._problem.layout.restore(labels, -1)
+        layout = self._asked or self._problem.layout
+        return layout.restore(labels[:, : layout.max_size], -1)
 
     def _assigned(self, bags: Tensor) -> Tensor:
         """Most probable labellings of bags (n,) whose lattice passes the budget."""
@@ -132,11 +136,13 @@ class Posterior:
         counts, exact = exact_counts(support, informed, problem.sizes[bags])
         certain = (support > NEG_INF).sum(-1) == 1
         solvable = exact if fold == "count" else (certain | ~informed).all(1)
-        if fold not in ("count", "any") or not bool(solvable.all()):
+        if fold not in ("count", "any"):
+            solvable = torch.zeros_like(solvable)
+        if not bool(solvable.all()):
             raise CouplingError(
                 "the most probable labelling of a bag beyond the budget is known for exact counts and "
-                f"hard multi-instance labels only; expected at most {problem.budget} joint states. "
-                "Raise budget= in infer."
+                f"hard multi-instance labels only; expected at most {problem.budget} joint states; "
+                f"{name_bags(bags[~solvable], problem.layout.num_bags)}. Raise budget= in infer."
             )
         out = torch.full((len(bags), problem.layout.max_size), -1)
         for row, bag in enumerate(bags.tolist()):

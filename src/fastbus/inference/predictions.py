@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from fastbus.bags import BagLayout, read_tensor
-from fastbus.errors import InputError, choice, first_entry, reject
+from fastbus.errors import InputError, choice, first_entry, quoted, reject
 from fastbus.numerics import NEG_INF, log1mexp, log_softmax, message_dtype, safe_log
 
 HEADS = ("softmax", "sigmoid")
@@ -72,11 +72,14 @@ def _sigmoid(x: Tensor, inputs: str) -> Tensor:
 def _softmax(x: Tensor, inputs: str) -> Tensor:
     if inputs == "probs":
         x = safe_log(x)
-    # a +inf logit is certainty: its row is 0 there and -inf elsewhere
+    return log_softmax(settled(x), -1)
+
+
+def settled(x: Tensor) -> Tensor:
+    """Logits (..., C) where a +inf, which is certainty, has become 0 and the rest of its row -inf."""
     certain = x == float("inf")
     sure = torch.where(certain, 0.0, NEG_INF).to(x.dtype)
-    x = torch.where(certain.any(-1, keepdim=True), sure, x)
-    return log_softmax(x, -1)
+    return torch.where(certain.any(-1, keepdim=True), sure, x)
 
 
 def _check(x: Tensor, layout: BagLayout, head: str, inputs: str) -> None:
@@ -99,7 +102,7 @@ def _check(x: Tensor, layout: BagLayout, head: str, inputs: str) -> None:
         reject(
             InputError,
             bad,
-            got=f"{inputs} with the value {first_entry(x, bad)}",
+            got=f"{inputs} with the value {quoted(first_entry(x, bad))}",
             expected=f"values in [{low:g}, {high:g}]",
             cure='Pass inputs="logits" for unnormalised scores.',
         )

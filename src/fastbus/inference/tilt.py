@@ -135,9 +135,11 @@ def _line_search(
 
 
 def _differentiable(theta: Tensor, pooled: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
-    """One Newton step in the graph: the derivative of the root by the implicit function theorem."""
+    """Newton steps in the graph: each makes one more derivative of the root right."""
     if not (torch.is_grad_enabled() and pooled.requires_grad):
         return theta
-    prob = _expected(pooled, theta, mask)
-    total = prob.sum(1)
-    return theta - _newton(prob.detach(), total - total.detach(), wanted > 0)
+    for _ in range(2):
+        prob = _expected(pooled, theta, mask)
+        total = prob.sum(1)
+        theta = theta - _newton(prob.detach(), total - total.detach(), wanted > 0)
+    return theta

@@ -204,8 +204,9 @@ class LabelProportion(Supervision):
         total = torch.zeros_like(hit)
         for error, probability in self.noise.items():
             reported = state + error
-            total = total + probability * ((reported >= 0) & (reported <= bag_size))
-            hit = hit + probability * (reported == weak)
+            inside = (reported >= 0) & (reported <= bag_size)
+            total = total + probability * inside.to(torch.float64)
+            hit = hit + probability * (reported == weak).to(torch.float64)
         # a true count from which every reported count falls outside 0..K cannot be reported at all
         return torch.where(total > 0, hit / total.masked_fill(total == 0, 1.0), 0.0)
 

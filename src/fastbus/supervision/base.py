@@ -69,7 +69,10 @@ class Supervision:
         )
 
     def evidence(self, state: Tensor, weak: Tensor) -> Tensor:
-        """P(weak | last state) as booleans or probabilities; state (Z,), weak (..., 1)."""
+        """P(weak | last state) as booleans or probabilities; state (Z,), weak (..., 1).
+
+        Give probabilities in float64: `torch.where(hit, 0.9, 0.1)` is float32 and wrong by 1e-8.
+        """
         raise SupervisionError(
             f"{self.title} has no evidence; expected a method evidence(state, weak). "
             "Return P(weak | last state) as booleans or probabilities."

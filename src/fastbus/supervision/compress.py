@@ -47,6 +47,11 @@ class CompressedRule(Supervision):
         self.num_labels = num_labels
         self.labels = "per_class" if num_labels == 2 else "categorical"
         leaves, self.values = _leaf_ids(rule, bag_size, num_labels)
+        if any(value == -1 or value != value for value in self.values):
+            raise SupervisionError(
+                "from_function: the rule returns -1 or NaN; expected other weak labels, since these two "
+                "mark missing ones. Return 0 instead, or a string."
+            )
         self._tables = _merge(leaves, bag_size, num_labels)
         self._codes = _codes(self.values)
 
@@ -73,6 +78,8 @@ class CompressedRule(Supervision):
 
     def read(self, weak: object, reader: WeakReader) -> Evidence:
         reader.bag_size(len(self._tables), "bags")
+        if self.labels == "categorical":
+            reader.single_label()
         if self.labels == "categorical" and reader.num_labels != self.num_labels:
             raise SupervisionError(
                 f"{self.title}: predictions of {reader.num_labels} labels; expected "

@@ -6,13 +6,14 @@ out-of-fold or early predictions, and stays diagonally dominant.
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fastbus.errors import InputError, WeakLabelError
+from fastbus.errors import InputError, WeakLabelError, first_entry, reject
 from fastbus.numerics import log_softmax, message_dtype, safe_log
 
 
@@ -24,6 +25,28 @@ def symmetric_confusion(rate: float, num_classes: int) -> Tensor:
     return matrix
 
 
+def estimate_confusion(
+    log_prob: Tensor, labels: Tensor, *, share: float = 0.5, strength: float = 1.0
+) -> Tensor:
+    """T (C, C) from labels (N,), -1 for none, and predictions (N, C) that did not see them.
+
+    A model of noisy labels foretells those, and T = I would explain them best. But where it is most
+    confident its class is the true one, so the labels of that `share` of each class are counted, beside
+    `strength` pseudo-labels on the diagonal and as many spread over each row.
+    """
+    _check_answers(log_prob, labels[:, None])
+    C = log_prob.shape[1]
+    counts = strength * (torch.eye(C, dtype=torch.float64) + 1.0 / C)
+    confidence, predicted = log_prob.detach().cpu().double().log_softmax(-1).max(-1)
+    labels = labels.cpu().long()
+    for row in range(C):
+        confident = torch.nonzero((predicted == row) & (labels != -1)).flatten()
+        confident = confident[confidence[confident].argsort(descending=True, stable=True)]
+        chosen = confident[: math.ceil(share * len(confident))]
+        counts[row] += torch.bincount(labels[chosen], minlength=C)
+    return _diagonally_dominant(counts / counts.sum(-1, keepdim=True))
+
+
 def estimate_confusions(
     log_prob: Tensor,
     answers: Tensor,
@@ -31,30 +54,21 @@ def estimate_confusions(
     strength: float = 1.0,
     iterations: int = 200,
     tolerance: float = 1e-9,
-    warn: bool = True,
 ) -> Tensor:
     """EM for the confusions (A, C, C) of annotators, with the predictions (N, C) held fixed.
 
-    `answers` (N, A) holds classes, -1 for none. `strength` pseudo-answers on each diagonal and one spread
-    over each row keep rarely seen annotators sensible.
+    `answers` (N, A) holds classes, -1 for none. `strength` pseudo-answers on each diagonal and as many
+    spread over each row keep rarely seen annotators sensible.
     """
-    if log_prob.dim() != 2 or answers.dim() != 2 or log_prob.shape[0] != answers.shape[0]:
-        raise InputError(
-            f"predictions {tuple(log_prob.shape)} and answers {tuple(answers.shape)}; expected "
-            "(N, C) and (N, A). Give one row for every instance to both."
-        )
+    _check_answers(log_prob, answers)
     C, A = log_prob.shape[1], answers.shape[1]
-    if bool((answers < -1).any()) or bool((answers >= C).any()):
-        raise WeakLabelError(
-            f"answers outside 0 to {C - 1}; expected class indices, -1 for none. Re-encode them."
-        )
+    answers = answers.long()
     given = answers != -1
-    overlap = int((given.sum(0) > 0).sum())
-    if warn and (overlap < 3 or int((given.sum(1) >= 3).sum()) == 0):
+    if not bool((given.sum(1) >= 3).any()):
         warnings.warn(
             "fewer than 3 annotators overlap: their confusions are not identifiable from the "
             "answers alone and lean on the predictions",
-            stacklevel=2,
+            stacklevel=3,
         )
     prior = log_softmax(log_prob.detach().to(message_dtype(log_prob.device)), -1)
     said = one_hot(answers.clamp(min=0), C).to(prior.dtype) * given[..., None]  # (N, A, C)
@@ -70,6 +84,29 @@ def estimate_confusions(
         if change < tolerance:
             break
     return _diagonally_dominant(confusion)
+
+
+def _check_answers(log_prob: Tensor, answers: Tensor) -> None:
+    if log_prob.dim() != 2 or answers.dim() != 2 or log_prob.shape[0] != answers.shape[0]:
+        raise InputError(
+            f"predictions {tuple(log_prob.shape)} and answers {tuple(answers.shape)}; expected "
+            "(N, C) and (N, A). Give one row for every instance to both."
+        )
+    C = log_prob.shape[1]
+    if answers.is_floating_point() or answers.is_complex() or answers.dtype == torch.bool:
+        raise WeakLabelError(
+            f"answers of dtype {answers.dtype}; expected integers. Convert them with .long()."
+        )
+    bad = (answers < -1) | (answers >= C)
+    if bool(bad.any()):
+        reject(
+            WeakLabelError,
+            bad,
+            got=f"answer {first_entry(answers, bad)}",
+            expected=f"class indices 0 to {C - 1}, -1 for none",
+            cure="Re-encode the answers.",
+            noun="row",
+        )
 
 
 def _diagonally_dominant(confusion: Tensor) -> Tensor:

@@ -17,7 +17,11 @@ from fastbus.bags import read_tensor
 from fastbus.errors import SupervisionError, WeakLabelError
 from fastbus.numerics import safe_log
 from fastbus.supervision.base import Supervision
-from fastbus.supervision.confusion import estimate_confusions, symmetric_confusion
+from fastbus.supervision.confusion import (
+    estimate_confusion,
+    estimate_confusions,
+    symmetric_confusion,
+)
 from fastbus.supervision.evidence import Evidence, log_indicator
 from fastbus.supervision.options import number
 from fastbus.supervision.reading import WeakReader
@@ -79,6 +83,11 @@ class ComplementaryLabel(InstanceEvidence):
         reader.single_label()
         Y = reader.num_labels
         shape = tuple(reader.tensor(weak).shape)
+        if shape == reader.layout.shape == (reader.B, Y) and reader.K == 1 < Y:
+            raise WeakLabelError(
+                f"{self.name}: weak label of shape {shape} for padded bags of one could be classes (B, K) or "
+                "sets (B, C); expected one reading. Give sets as (B, K, C), or trim the padding for classes."
+            )
         if shape in {(*reader.layout.shape, Y), (reader.B, Y)} and shape != reader.layout.shape:
             excluded, given = self.label_sets(weak, reader)
         else:
@@ -104,7 +113,7 @@ class NoisyLabel(InstanceEvidence):
     @classmethod
     def estimate(cls, log_prob: Tensor, weak: Tensor, **options: Any) -> NoisyLabel:
         """With T estimated from out-of-fold or early predictions (N, C) and labels (N,)."""
-        return cls(estimate_confusions(log_prob, weak[:, None], warn=False, **options)[0])
+        return cls(estimate_confusion(log_prob, weak, **options))
 
     def read(self, weak: object, reader: WeakReader) -> Evidence:
         reader.single_label()
@@ -162,9 +171,17 @@ class CrowdLabel(InstanceEvidence):
 
 
 def answers_from_table(
-    task: Sequence[int] | Tensor, worker: Sequence[int] | Tensor, label: Sequence[int] | Tensor
+    task: Sequence[int] | Tensor,
+    worker: Sequence[int] | Tensor,
+    label: Sequence[int] | Tensor,
+    *,
+    num_tasks: int | None = None,
+    num_workers: int | None = None,
 ) -> Tensor:
-    """(task, worker, label) rows of indices to the answers (tasks, workers), -1 for none."""
+    """(task, worker, label) rows of indices to the answers (tasks, workers), -1 for none.
+
+    num_tasks, num_workers: sizes of the result, where the last ones have no answers.
+    """
     cure = "Number the tasks, workers and labels from 0."
     rows = [
         read_tensor(column, f"crowd table: {name}", WeakLabelError, expected="indices", cure=cure)
@@ -185,7 +202,8 @@ def answers_from_table(
         raise WeakLabelError(
             "crowd table with negative entries; expected indices from 0. Leave missing answers out."
         )
-    tasks, workers = int(rows[0].max()) + 1, int(rows[1].max()) + 1
+    tasks = max(num_tasks or 0, int(rows[0].max()) + 1)
+    workers = max(num_workers or 0, int(rows[1].max()) + 1)
     cell = rows[0] * workers + rows[1]
     if cell.unique().numel() != cell.numel():
         first = int(torch.nonzero(torch.bincount(cell) > 1)[0])

@@ -147,7 +147,7 @@ class PositiveUnlabeled(UnlabeledSet):
 
     name = "positive_unlabeled"
 
-    def __init__(self, prior: float, *, constraint: Constraint = "jeffrey") -> None:
+    def __init__(self, prior: float, *, constraint: Constraint = "count") -> None:
         choice(constraint, CONSTRAINTS, f"{self.name}: constraint", SupervisionError)
         self.prior = _checked_prior(prior, self.name)
         self.constraint = constraint
@@ -156,7 +156,7 @@ class PositiveUnlabeled(UnlabeledSet):
         values = reader.per_instance(weak)
         mask = reader.layout.mask
         labelled = values == 1
-        unlabelled = values.isnan() if values.is_floating_point() else values == -1
+        unlabelled = ~reader.present(values.masked_fill(~mask, 1), "labels")
         reader.refuse_value(
             values,
             mask & ~(labelled | unlabelled),
@@ -177,7 +177,7 @@ class UnlabeledUnlabeled(UnlabeledSet):
 
     name = "unlabeled_unlabeled"
 
-    def __init__(self, priors: Sequence[float], *, constraint: Constraint = "jeffrey") -> None:
+    def __init__(self, priors: Sequence[float], *, constraint: Constraint = "count") -> None:
         choice(constraint, CONSTRAINTS, f"{self.name}: constraint", SupervisionError)
         if isinstance(priors, str) or not isinstance(priors, Sequence) or not priors:
             raise SupervisionError(
@@ -209,7 +209,7 @@ class SimilarDissimilarUnlabeled(Supervision):
         prior: float,
         *,
         noise: tuple[float, float] | None = None,
-        constraint: Constraint = "jeffrey",
+        constraint: Constraint = "count",
     ) -> None:
         self.prior = _checked_prior(prior, self.name)
         self.noise = noise

@@ -17,6 +17,7 @@ from fastbus.errors import (
     WeakLabelError,
     bag_flags,
     first_entry,
+    quoted,
     reject,
     sentence,
     where,
@@ -68,7 +69,7 @@ class WeakReader:
     def refuse_value(self, values: Tensor, bad: Tensor, expected: str, cure: str) -> None:
         """The same, quoting the first offending value."""
         if self.validate and bool(bad.any()):
-            self.refuse(bad, f"weak label {first_entry(values, bad)}", expected, cure)
+            self.refuse(bad, f"weak label {quoted(first_entry(values, bad))}", expected, cure)
 
     def impossible_bags(self, bad: Tensor, got: str, expected: str, cure: str = "") -> None:
         """Raise an ImpossibleError, or take note of the bags where the caller asked to ignore them."""
