@@ -225,7 +225,9 @@ def _least_biased(rows: list[BiasRow]) -> str:
             worst[row.constraint] = max(worst.get(row.constraint, 0.0), row.bias)
     best = min(worst, key=lambda constraint: worst[constraint])
     default = PositiveUnlabeled(0.5).constraint
-    return f"On sets of {largest}, {best!r} is least biased (worst bias {worst[best]:.3f}); the default is {default!r}."
+    return (
+        f"Sets of {largest}: {best!r} is least biased (worst {worst[best]:.3f}); the default is {default!r}."
+    )
 
 
 def _conclude(out: Console, exact: list[ExactRow], every: list[Row], seconds: float) -> None:

@@ -101,29 +101,31 @@ def infer(
     choice(on_impossible, ("error", "ignore"), "on_impossible", InputError)
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise InputError(f"budget={budget!r}; expected an integer from 1. Give a number of states.")
+    options = (head, coupling, inputs, on_impossible, budget, validate)
     if not isinstance(rule, SimilarDissimilarUnlabeled):
-        return _infer_bags(
-            rule,
-            logits,
-            weak,
-            mask,
-            bag_sizes,
-            head,
-            coupling,
-            inputs,
-            on_impossible,
-            budget,
-            validate,
-        )
+        return _reported(_infer_bags(rule, logits, weak, mask, bag_sizes, *options))
     count = len(rule.terms)
     masks = (None,) * count if mask is None else mask
     sizes = (None,) * count if bag_sizes is None else bag_sizes
     batches = zip(*(rule.entries(x) for x in (logits, weak, masks, sizes)), strict=True)
-    options = (head, coupling, inputs, on_impossible, budget, validate)
-    return tuple(
+    posts = [
         _infer_bags(term, x, w, m, s, *options)
         for term, (x, w, m, s) in zip(rule.terms, batches, strict=True)
-    )
+    ]
+    for post in posts:
+        _reported(post)
+    return tuple(posts)
+
+
+def _reported(post: Posterior) -> Posterior:
+    """Warn the caller of `infer` about evidence that was dropped."""
+    if bool(post.ignored.any()):
+        warnings.warn(
+            f"evidence dropped, since no labelling satisfies it: {where(post.ignored)}",
+            ImpossibleEvidenceWarning,
+            stacklevel=3,
+        )
+    return post
 
 
 def _uncompiled(function: Function) -> Function:
@@ -168,12 +170,6 @@ def _infer_bags(
         if bool(lost.any()):
             problem, coupled = _without_lost(problem, coupling, lost, on_impossible)
             ignored = ignored | lost
-        if bool(ignored.any()):
-            warnings.warn(
-                f"evidence dropped, since no labelling satisfies it: {where(ignored)}",
-                ImpossibleEvidenceWarning,
-                stacklevel=3,
-            )
     return _posterior(problem, coupled, ignored, x, layout)
 
 

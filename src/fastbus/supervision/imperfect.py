@@ -83,11 +83,7 @@ class ComplementaryLabel(InstanceEvidence):
         reader.single_label()
         Y = reader.num_labels
         shape = tuple(reader.tensor(weak).shape)
-        if shape == reader.layout.shape == (reader.B, Y) and reader.K == 1 < Y:
-            raise WeakLabelError(
-                f"{self.name}: weak label of shape {shape} for padded bags of one could be classes (B, K) or "
-                "sets (B, C); expected one reading. Give sets as (B, K, C), or trim the padding for classes."
-            )
+        # (B, C) sets of bags of one could also be classes (B, K): the layout of the predictions decides
         if shape in {(*reader.layout.shape, Y), (reader.B, Y)} and shape != reader.layout.shape:
             excluded, given = self.label_sets(weak, reader)
         else:
