@@ -12,7 +12,7 @@ TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test verify extremes lint format clean
+.PHONY: help run test verify extremes kill lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -30,6 +30,9 @@ verify: $(STAMP)  ## compare every engine with enumeration and print the errors
 
 extremes: $(STAMP)  ## long bags and extreme predictions against independent sources
 	$(BIN)/python -m fastbus.bench.extremes
+
+kill: $(STAMP)  ## kill -9 fifty training runs and compare the resumed ones with one left alone
+	$(BIN)/python -m fastbus.bench.kill_runs --kills 50
 
 lint: $(STAMP)  ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .

@@ -70,10 +70,7 @@ def residuals(function: Function, bag_size: int, num_labels: int) -> tuple[int, 
     sizes = []
     for read in range(bag_size + 1):
         left = {
-            tuple(
-                function(prefix + rest)
-                for rest in itertools.product(range(num_labels), repeat=bag_size - read)
-            )
+            tuple(function(prefix + rest) for rest in itertools.product(range(num_labels), repeat=bag_size - read))
             for prefix in itertools.product(range(num_labels), repeat=read)
         }
         sizes.append(len(left))
@@ -132,9 +129,7 @@ def test_twelve_binary_labels_take_no_time() -> None:
 # -- inference with it -------------------------------------------------------------------------
 
 
-def expected_posterior(
-    function: Function, logits: np.ndarray, weak: list[Hashable]
-) -> tuple[np.ndarray, np.ndarray]:
+def expected_posterior(function: Function, logits: np.ndarray, weak: list[Hashable]) -> tuple[np.ndarray, np.ndarray]:
     """By the definition: condition the product of the predictions on the function's value."""
     prior = np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))  # (B, K, Y)
     B, K, Y = prior.shape
@@ -247,3 +242,33 @@ def test_signs_of_missing_labels_are_no_weak_labels(missing: float) -> None:
     """Evidence would be dropped without a word: -1 and NaN mark missing weak labels."""
     with pytest.raises(fastbus.SupervisionError, match="-1 or NaN"):
         Supervision.from_function(lambda labels: 1 if majority(labels) else missing, 3)
+
+
+@pytest.mark.parametrize("scalar", [np.int64, np.float64, torch.tensor], ids=["int64", "float64", "tensor"])
+def test_numbers_of_numpy_and_torch_stand_for_themselves(scalar: Callable[[int], object]) -> None:
+    """The tree meets 30 first, so codes by order of appearance would turn the weak label round."""
+    rule = Supervision.from_function(lambda labels: scalar(30 - 10 * sum(labels)), 3)
+    assert sorted(rule.weak_labels(3)) == [0, 10, 20, 30]
+    post = fastbus.infer(rule, torch.zeros(1, 3, 1), torch.tensor([30]), head="sigmoid")
+    assert post.map().flatten().tolist() == [0, 0, 0]
+
+
+def test_truth_values_of_numpy_are_truth_values() -> None:
+    rule = Supervision.from_function(lambda labels: np.mean(labels) < 0.5, 3)
+    post = fastbus.infer(rule, torch.full((1, 3, 1), 5.0), torch.tensor([True]), head="sigmoid")
+    assert post.map().sum() == 1
+
+
+def test_whole_tensors_are_no_weak_labels() -> None:
+    with pytest.raises(fastbus.SupervisionError, match="hashable"):
+        Supervision.from_function(lambda labels: torch.tensor(labels), 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_fractions_are_known_in_every_precision(dtype: torch.dtype) -> None:
+    """One fifth has no exact binary form, and another one in each type."""
+    rule = Supervision.from_function(lambda labels: sum(labels) / 5, 5)
+    fastbus.testing.check_supervision(rule)
+    weak = torch.tensor([0.2, 0.6], dtype=dtype)
+    post = fastbus.infer(rule, torch.zeros(2, 5, 1), weak, head="sigmoid")
+    torch.testing.assert_close(post.labels.sum((1, 2)), torch.tensor([1.0, 3.0]))

@@ -51,9 +51,7 @@ class AtLeast(fastbus.Supervision):  # a new weak label in nine lines, as the do
 
 
 # check_supervision finds the heads by itself, so that one row of each supervision is enough
-SUPERVISIONS = {
-    name: case.supervision for name, case in CASES.items() if name.endswith(("sigmoid1", "softmax3"))
-}
+SUPERVISIONS = {name: case.supervision for name, case in CASES.items() if name.endswith(("sigmoid1", "softmax3"))}
 SUPERVISIONS["positive_confidence-pconf"] = PositiveConfidence(weighting="pconf")
 SUPERVISIONS["label_proportion-tolerance"] = fastbus.LabelProportion(unit="fraction", tolerance=0.1)
 
@@ -77,6 +75,14 @@ def test_the_catalogue_keeps_the_contract(name: str) -> None:
 @pytest.mark.parametrize("m", [1, 2, 3])
 def test_nine_lines_keep_the_contract(m: int) -> None:
     fastbus.testing.check_supervision(AtLeast(m))
+
+
+def test_probabilities_in_single_precision_keep_the_contract() -> None:
+    class Unsure(AtLeast):
+        def evidence(self, state: Tensor, weak: Tensor) -> Tensor:
+            return torch.where((state == self.m) == weak, 0.9, 0.1)
+
+    check_supervision(Unsure(2))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -321,9 +327,7 @@ def test_noisy_labels_may_be_missing_and_classes_unseen() -> None:
     log_prob = torch.log_softmax(10 * torch.eye(3, dtype=torch.float64)[[0, 0, 1, 1]], -1)
     matrix = NoisyLabel.estimate(log_prob, torch.tensor([0, -1, 2, -1]), share=1.0).transition
     third = 1 / 3
-    expected = torch.tensor(
-        [[2 + third, third, third], [third, 1 + third, 1 + third], [third, third, 1 + third]]
-    )
+    expected = torch.tensor([[2 + third, third, third], [third, 1 + third, 1 + third], [third, third, 1 + third]])
     expected = expected / expected.sum(-1, keepdim=True)
     torch.testing.assert_close(matrix, expected.double())
 

@@ -67,9 +67,7 @@ class Impossible:
         if keep is not None:
             logits, tensors = logits[keep], tuple(part[keep] for part in tensors)
         weak = tensors if isinstance(weak, tuple) else tensors[0]
-        return fastbus.infer(
-            self.supervision, logits, weak, head=self.head, coupling=self.coupling, **options
-        )
+        return fastbus.infer(self.supervision, logits, weak, head=self.head, coupling=self.coupling, **options)
 
 
 class Nothing(fastbus.Supervision):

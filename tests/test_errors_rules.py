@@ -127,9 +127,7 @@ MATRICES = [
 SOFT = fastbus.LabelProportion("soft")
 COMBINATIONS = [
     option("two-soft-counts", lambda: SOFT & fastbus.LabelProportion("soft"), 'soft="virtual"'),
-    option(
-        "soft-and-pu", lambda: SOFT & fastbus.PositiveUnlabeled(0.3, constraint="jeffrey"), "do not commute"
-    ),
+    option("soft-and-pu", lambda: SOFT & fastbus.PositiveUnlabeled(0.3, constraint="jeffrey"), "do not commute"),
     option(
         "two-means",
         lambda: fastbus.ConfidenceDifference() & fastbus.PositiveUnlabeled(0.3, constraint="mean"),
@@ -211,9 +209,7 @@ def odd(labels: tuple[int, ...]) -> int:
     return sum(labels) % 2
 
 
-def given(
-    name: str, rule: object, shape: tuple[int, ...], weak: object, *texts: str, **more: object
-) -> Malformed:
+def given(name: str, rule: object, shape: tuple[int, ...], weak: object, *texts: str, **more: object) -> Malformed:
     return weakly(f"function-{name}", rule, shape, weak, *texts, **more)
 
 

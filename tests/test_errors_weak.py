@@ -174,9 +174,7 @@ AGGREGATE = [
 # -- pairs and confidences -----------------------------------------------------------------------
 
 
-def pairs(
-    name: str, supervision: object, weak: object, *texts: str, shape: tuple[int, ...] = (4, 2, 2)
-) -> Malformed:
+def pairs(name: str, supervision: object, weak: object, *texts: str, shape: tuple[int, ...] = (4, 2, 2)) -> Malformed:
     return weakly(name, supervision, shape, weak, *texts)
 
 
@@ -290,9 +288,7 @@ INSTANCE = [
         head="sigmoid",
     ),
     classes("gold-per-bag", "semi_supervised", [0] * 4, "expected (4, 3)", shape=(4, 3, 3)),
-    classes(
-        "gold-in-bags", "semi_supervised", [ONE, [0, 1, 5], ONE, ONE], "label 5", "; bag 1.", shape=(4, 3, 3)
-    ),
+    classes("gold-in-bags", "semi_supervised", [ONE, [0, 1, 5], ONE, ONE], "label 5", "; bag 1.", shape=(4, 3, 3)),
     classes(
         "gold-flat",
         "semi_supervised",
@@ -302,9 +298,7 @@ INSTANCE = [
         shape=(8, 3),
         bag_sizes=[3, 2, 3],
     ),
-    classes(
-        "gold-flat-per-bag", "semi_supervised", [0, 1, 2], "expected (8,)", shape=(8, 3), bag_sizes=[3, 2, 3]
-    ),
+    classes("gold-flat-per-bag", "semi_supervised", [0, 1, 2], "expected (8,)", shape=(8, 3), bag_sizes=[3, 2, 3]),
 ]
 
 # -- sets and combinations -----------------------------------------------------------------------

@@ -159,9 +159,7 @@ def test_similar_pairs_equal_the_chain(C: int, soft: str, scale: float) -> None:
 LATTICES = [
     name
     for name in CASES
-    if name.startswith(("label_proportion", "multi_instance"))
-    and "&" not in name
-    and "softmax, C=2..4" in name
+    if name.startswith(("label_proportion", "multi_instance")) and "&" not in name and "softmax, C=2..4" in name
 ]
 
 
@@ -202,3 +200,15 @@ def test_the_bias_of_small_unlabelled_sets(n: int, expected: float) -> None:
     row = optimum(World(), "jeffrey", n)
     assert row.passed
     assert row.high == pytest.approx(expected, abs=0.005)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [10, 100, 1000])
+def test_bounds_in_fractions_are_those_in_counts(size, dtype):
+    """Three tenths of 100 are 30 instances, though float32 stores a little more than three tenths."""
+    tenths = torch.tensor([[3, 7]], dtype=dtype) / 10
+    logits = torch.zeros(1, size, 1, dtype=torch.float64)
+    shares = infer(LabelProportion("interval", unit="fraction"), logits, tenths, head="sigmoid")
+    bounds = torch.tensor([[3 * size // 10, 7 * size // 10]])
+    counts = infer(LabelProportion("interval"), logits, bounds, head="sigmoid")
+    assert torch.equal(shares.log_likelihood, counts.log_likelihood)

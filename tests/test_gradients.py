@@ -167,9 +167,7 @@ def test_gradient_is_posterior_minus_prior(case):
     real = batch.mask[..., None]
     expected = (post.labels.detach() - prior_of(case, batch.logits)) * real
     torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
-    truth = enumerate_posterior(
-        case.supervision, batch.logits.numpy(), batch.weak, batch.mask.numpy(), head=case.head
-    )
+    truth = enumerate_posterior(case.supervision, batch.logits.numpy(), batch.weak, batch.mask.numpy(), head=case.head)
     enumerated = (torch.from_numpy(truth.labels) - prior_of(case, batch.logits)) * real
     torch.testing.assert_close(gradient, enumerated, rtol=0, atol=1e-12)
 
@@ -328,9 +326,7 @@ def em_step(supervision, head, which, weak, table, **options):
     return float(post.log_likelihood.sum()), total / occurrences
 
 
-@pytest.mark.parametrize(
-    "name", ["proportions", "multi-instance", "pair similarity", "partial labels", "combination"]
-)
+@pytest.mark.parametrize("name", ["proportions", "multi-instance", "pair similarity", "partial labels", "combination"])
 def test_em_never_lowers_the_likelihood(name):
     supervision, head, which, weak, table = em_problem(name)
     assert int(torch.bincount(which.flatten(), minlength=len(table)).min()) > 0

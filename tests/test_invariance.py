@@ -65,9 +65,7 @@ def moved(case: Case, batch: Batch, index: Tensor) -> Batch:
 
 
 def some_bags(case: Case, batch: Batch, bags: Tensor) -> Batch:
-    return Batch(
-        batch.logits[bags], each_part(case, batch.weak, lambda _, weak: weak[bags]), batch.mask[bags]
-    )
+    return Batch(batch.logits[bags], each_part(case, batch.weak, lambda _, weak: weak[bags]), batch.mask[bags])
 
 
 def in_place(batch: Batch) -> Tensor:
@@ -144,9 +142,7 @@ def test_flat_equals_padded(name: str) -> None:
 
     logits = batch.logits.float()
     weak = each_part(case, batch.weak, flatten)
-    post = fastbus.infer(
-        case.supervision, logits[batch.mask], weak, bag_sizes=batch.mask.sum(1), head=case.head
-    )
+    post = fastbus.infer(case.supervision, logits[batch.mask], weak, bag_sizes=batch.mask.sum(1), head=case.head)
     padded = infer(case, batch, logits)
     torch.testing.assert_close(post.labels, padded.labels[batch.mask], rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(post.log_likelihood, padded.log_likelihood, rtol=TOLERANCE, atol=TOLERANCE)
@@ -185,7 +181,7 @@ def test_memory_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES[name]
     batch = random_batch(case, seed=7, bags=7)
     whole = answer(case, batch)
-    monkeypatch.setattr("fastbus.inference.couple.MEMORY", 40)
+    monkeypatch.setattr("fastbus.inference.memory.LIMIT", 40)
     assert_same(answer(case, batch), whole)
 
 
@@ -193,7 +189,7 @@ def test_memory_limit_of_tilted_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES["label_proportion-softmax3"]
     batch = random_batch(case, seed=8, bags=7)
     whole = answer(case, batch, coupling="tilted")
-    monkeypatch.setattr("fastbus.inference.couple.MEMORY", 1)
+    monkeypatch.setattr("fastbus.inference.memory.LIMIT", 1)
     assert_same(answer(case, batch, coupling="tilted"), whole)
 
 

@@ -16,6 +16,7 @@ MAX_LINES = 400
 LAYERS = (
     {"errors"},
     {"numerics"},
+    {"bag_layout"},
     {"bags"},
     {"supervision"},
     {"inference"},
@@ -131,8 +132,6 @@ def test_importing_the_library_stays_light() -> None:
         "fastbus.infer, fastbus.WeakLoss, fastbus.Supervision\n"
         f"print(*sorted(set({OPTIONAL!r}) & (set(sys.modules) - before)))"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == []

@@ -15,6 +15,7 @@ from fastbus import (
     MultiInstance,
     NoisyLabel,
     SemiSupervised,
+    SimilarDissimilarUnlabeled,
     UnlabeledUnlabeled,
     WeakLoss,
 )
@@ -134,3 +135,46 @@ def test_combination_takes_part_in_every_reduction():
     silent = torch.tensor([[-1, -1, -1], [-1, -1, -1]]), torch.full((2, 2, 3), -1)
     silent[1][1, 0, 2] = 1
     close(loss(logits, silent), F.softplus(-logits[1, 0, 2]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("mode", ["em", "joint"])
+def test_a_batch_that_says_nothing_costs_nothing(mode, reduction, dtype):
+    """Missing and dropped labels: the rounding of log P must not be divided by a weight of zero."""
+    logits = leaf(draws(3, 4, 3).to(dtype))
+    weak = torch.tensor([[-1, -1, -1], [3, 3, -1], [-1, -1, -1]])
+    loss = WeakLoss(LabelProportion(), mode=mode, reduction=reduction, on_impossible="ignore")
+    with pytest.warns(fastbus.ImpossibleEvidenceWarning):
+        value = loss(logits, weak).sum()
+    value.backward()
+    assert abs(float(value.detach())) < 1e-6
+    assert float(logits.grad.abs().max()) < 1e-6
+
+
+def test_instances_without_weight_leave_the_likelihood():
+    logits, weak = draws(2, 3, 3), torch.tensor([[1, 1, 1], [3, 0, 0]])
+    loss = WeakLoss(LabelProportion(), likelihood=1.0)
+    likelihood = fastbus.infer(LabelProportion(), logits, weak).log_likelihood
+    close(loss(logits, weak, sample_weights=torch.zeros(2, 3)), -likelihood.sum())
+
+
+def test_printed_with_what_it_was_made_of():
+    assert "MultiInstance(noise=None), head='sigmoid', mode='em'" in repr(WeakLoss("multi_instance", "sigmoid"))
+
+
+def test_similar_dissimilar_unlabeled_gives_every_bag_its_sum():
+    logits, weak = (draws(4, 2, 2), draws(2, 5, 2)), (torch.tensor([1, 0, 0, -1]), torch.tensor([0, 0]))
+    pairs = WeakLoss("pair_similarity", reduction="none")(logits[0], weak[0])
+    sets = WeakLoss(UnlabeledUnlabeled((0.3,)), reduction="none")(logits[1], weak[1])
+    value = WeakLoss(SimilarDissimilarUnlabeled(0.3), reduction="none")(logits, weak)
+    close(value, torch.cat([pairs, sets]))
+
+
+@pytest.mark.parametrize(
+    ("head", "base"),
+    [("softmax", F.cross_entropy), ("sigmoid", F.binary_cross_entropy_with_logits)],
+)
+def test_a_reduced_base_loss_is_refused(head, base):
+    with pytest.raises(fastbus.InputError, match='reduction="none"'):
+        WeakLoss("label_proportion", head, loss=base)(draws(1, 2, 3), torch.tensor([[1, 1, 0]]))

@@ -68,9 +68,7 @@ def test_queue_is_detached():
     queued = first.detach()
 
     def by_hand(x):
-        post = fastbus.infer(
-            PositiveUnlabeled(0.4), torch.cat([x, queued], 1), torch.full((1, 8), -1), head="sigmoid"
-        )
+        post = fastbus.infer(PositiveUnlabeled(0.4), torch.cat([x, queued], 1), torch.full((1, 8), -1), head="sigmoid")
         q = post.labels[:, :4]
         risk = unbiased_risk(x, q, "sigmoid") + smoothing(q, "sigmoid")
         return (risk.sum() - post.log_likelihood.sum()) / 4
@@ -107,9 +105,7 @@ def test_queue_keeps_one_list_a_set():
     assert loss.queue.filled.tolist() == [2, 2]
     close(loss.queue.log_odds[:, :2], torch.stack([first[2, :, 0], first[0, :, 0]]))
     second = draws(1, 3, 1, seed=1)
-    q = fastbus.infer(
-        supervision, torch.cat([second, first[:1]], 1), torch.tensor([1]), head="sigmoid"
-    ).labels[:, :3]
+    q = fastbus.infer(supervision, torch.cat([second, first[:1]], 1), torch.tensor([1]), head="sigmoid").labels[:, :3]
     close(loss(second, torch.tensor([1])), unbiased_risk(second, q, "sigmoid").sum((1, 2)))
 
 

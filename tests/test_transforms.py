@@ -275,6 +275,13 @@ def test_gpu_equals_cpu(name: str) -> None:
         torch.testing.assert_close(remote.cpu(), here, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: torch.cuda.is_available() is False")
+def test_what_stayed_on_the_cpu_is_moved() -> None:
+    loss = fastbus.WeakLoss(fastbus.PositiveUnlabeled(0.3), head="sigmoid", queue=4, class_weights=[1.0])
+    assert loss(torch.zeros(1, 3, 1).cuda(), [[1, -1, -1]], bag_weights=[2.0]).is_cuda
+    fastbus.CrowdLabel.estimate(torch.zeros(4, 2).cuda(), torch.zeros(4, 3, dtype=torch.long))
+
+
 def as_arrays(weak: Any) -> Any:
     return tuple(map(as_arrays, weak)) if isinstance(weak, tuple) else weak.numpy()
 

@@ -9,8 +9,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fastbus import oracle, testing
+    from fastbus.bags import Bags
+    from fastbus.data.weaken import weaken
     from fastbus.errors import (
         CouplingError,
+        DataError,
         FastbusError,
         ImpossibleError,
         ImpossibleEvidenceWarning,
@@ -42,10 +45,12 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Bags",
     "ComplementaryLabel",
     "ConfidenceDifference",
     "CouplingError",
     "CrowdLabel",
+    "DataError",
     "FastbusError",
     "ImpossibleError",
     "ImpossibleEvidenceWarning",
@@ -74,16 +79,19 @@ __all__ = [
     "smoothing",
     "testing",
     "unbiased_risk",
+    "weaken",
 ]
 
 # where each public name lives; loaded on first use, so that `fastbus --help` need not wait for
 # torch
 _HOME = {
+    "Bags": "bags",
     "infer": "inference.infer",
     "Posterior": "inference.posterior",
     "WeakLoss": "objective",
     "smoothing": "objective",
     "unbiased_risk": "objective",
+    "weaken": "data.weaken",
 }
 _SUBMODULES = ("oracle", "testing")
 

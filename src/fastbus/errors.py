@@ -25,6 +25,10 @@ class ImpossibleError(WeakLabelError):
     """A weak label is well formed, but no labelling of its bag can satisfy it."""
 
 
+class DataError(FastbusError, ValueError):
+    """A file, table or frame is malformed: columns, types, bags, class names."""
+
+
 class SupervisionError(FastbusError, ValueError):
     """A supervision, its options or its rule are wrong."""
 

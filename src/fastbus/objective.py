@@ -10,13 +10,13 @@ terms are KL(q || p).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from fastbus.bags import BagLayout, layout_of
+from fastbus.bag_layout import BagLayout, layout_of, read_tensor
 from fastbus.errors import InputError, choice
 from fastbus.inference.infer import Coupling, Head, infer
 from fastbus.inference.posterior import Posterior
@@ -37,8 +37,8 @@ def unbiased_risk(
 ) -> Tensor:
     """Posterior-weighted loss: one term an instance (...,) for softmax, an entry (..., C) for sigmoid.
 
-    loss: None for cross-entropy, or a function (scores, target) without reduction. Softmax heads call it
-    with scores (N, C) and class indices (N,), sigmoid heads with scores and 0/1 targets of one
+    loss: None for cross-entropy, or a function (scores, target) without reduction. Softmax heads call
+        it with scores (N, C) and class indices (N,), sigmoid heads with scores and 0/1 targets of one
         shape.
     """
     choice(head, ("softmax", "sigmoid"), "head", InputError)
@@ -60,7 +60,8 @@ def unbiased_risk(
     if loss is None:
         positive, negative = -logsigmoid(scores), -logsigmoid(-scores)
     else:
-        positive, negative = loss(scores, torch.ones_like(q)), loss(scores, torch.zeros_like(q))
+        positive = _unreduced(loss(scores, torch.ones_like(q)), scores.shape)
+        negative = _unreduced(loss(scores, torch.zeros_like(q)), scores.shape)
     risk = _weigh(q, positive) + _weigh(1 - q, negative)
     return risk if class_weights is None else risk * class_weights.to(risk)
 
@@ -79,13 +80,18 @@ def _loss_of_each_class(scores: Tensor, loss: BaseLoss | None) -> Tensor:
     values = []
     for label in range(C):
         value = loss(rows, torch.full((rows.shape[0],), label, device=rows.device))
-        if value.shape != (rows.shape[0],):
-            raise InputError(
-                f"the base loss returned shape {tuple(value.shape)} for {rows.shape[0]} instances; "
-                'expected one value an instance. Pass it with reduction="none".'
-            )
-        values.append(value)
+        values.append(_unreduced(value, rows.shape[:1]))
     return torch.stack(values, -1).reshape(scores.shape)
+
+
+def _unreduced(value: Tensor, expected: torch.Size) -> Tensor:
+    """The values of a base loss; one that averages them would broadcast without a word."""
+    if value.shape != expected:
+        raise InputError(
+            f"the base loss returned shape {tuple(value.shape)}; expected {tuple(expected)}, one value "
+            'for each term. Pass it with reduction="none".'
+        )
+    return value
 
 
 def smoothing(q: Tensor, head: Head = "softmax") -> Tensor:
@@ -102,6 +108,17 @@ def _q_log_q(q: Tensor) -> Tensor:
     return torch.where(inside, q * q.masked_fill(~inside, 1.0).log(), torch.zeros_like(q))
 
 
+class LossSums(NamedTuple):
+    """Sums of a batch's loss, and what a mean divides them by."""
+
+    per_bag: Tensor  # (B,)
+    terms: Tensor  # () weight of all terms that carry evidence
+
+    def mean(self) -> Tensor:
+        """The sum over the weight; over 1 where nothing has weight, since rounding is not 0 exactly."""
+        return self.per_bag.sum() / self.terms.masked_fill(self.terms == 0, 1.0)
+
+
 class WeakLoss(nn.Module):
     """A drop-in loss for weak labels: `WeakLoss("label_proportion")(logits, weak, mask)`.
 
@@ -109,7 +126,8 @@ class WeakLoss(nn.Module):
     mode: "em" detaches the posterior (the gradient is that of an EM step); "joint" differentiates through it.
     smoothing: weight of sum q log q; likelihood: weight of -log P(w | x). None: 0 in em mode, 1 in joint.
     loss: any base loss, see `unbiased_risk`. class_weights: (C,).
-    reduction: "mean" over the terms with evidence, "sum", or "none" for one sum a bag.
+    reduction: "mean" over the terms with evidence, "sum", or "none" for one sum a bag (of a sum
+        supervision: the bags of its first term, then those of the next).
     queue: for sets of known prior (positive_unlabeled, unlabeled_unlabeled): how many detached predictions
         of earlier batches join each set, so that its count speaks about more instances than a batch
         holds.
@@ -149,10 +167,9 @@ class WeakLoss(nn.Module):
         self.on_impossible: Literal["error", "ignore"] = on_impossible
         self.budget = budget
         self.validate = validate
-        weights = None if class_weights is None else torch.as_tensor(class_weights)
-        if weights is not None and not weights.is_floating_point():
-            weights = weights.float()
-        self.register_buffer("class_weights", weights)
+        if class_weights is not None:
+            class_weights = _class_weights(class_weights)
+        self.register_buffer("class_weights", class_weights)
         self.queue = PredictionQueue(self.supervision, queue, head) if queue else None
 
     def forward(
@@ -164,18 +181,47 @@ class WeakLoss(nn.Module):
         bag_sizes: Any = None,
         bag_weights: Any = None,
         sample_weights: Any = None,
+        posterior: Posterior | None = None,
     ) -> Tensor:
         """The loss of a batch: logits (B, K, C) with mask (B, K), or flat (N, C) with bag_sizes (B,).
 
         bag_weights (B,) and sample_weights (one an instance) weigh terms; the mean is a weighted
         one. A sum supervision takes tuples, one entry a term, and adds the losses of its terms.
+        posterior: one inferred before, from another view or a teacher, instead of that of these logits.
         """
         if isinstance(self.supervision, SimilarDissimilarUnlabeled):
             options = {"bag_sizes": bag_sizes, "bag_weights": bag_weights, "sample_weights": sample_weights}
             return self._sum_of_terms(self.supervision, logits, weak, mask, options)
+        sums = self.sums(
+            logits,
+            weak,
+            mask,
+            bag_sizes=bag_sizes,
+            bag_weights=bag_weights,
+            sample_weights=sample_weights,
+            posterior=posterior,
+        )
+        if self.reduction == "none":
+            return sums.per_bag
+        if self.reduction == "sum":
+            return sums.per_bag.sum()
+        return sums.mean()
+
+    def sums(
+        self,
+        logits: Any,
+        weak: Any,
+        mask: Any = None,
+        *,
+        bag_sizes: Any = None,
+        bag_weights: Any = None,
+        sample_weights: Any = None,
+        posterior: Posterior | None = None,
+    ) -> LossSums:
+        """The same loss before it is averaged, for means over several batches or processes."""
         scores = as_predictions(logits, self.head, "logits")
         layout = layout_of(tuple(scores.shape), mask, bag_sizes, scores.device)
-        post = self.posterior(scores, weak, mask, bag_sizes=bag_sizes)
+        post = posterior or self.posterior(scores, weak, mask, bag_sizes=bag_sizes)
         q = post.labels if self.mode == "joint" else post.labels.detach()
         real = layout.restore(layout.mask, False)[..., None]
         calm = scores.masked_fill(~real, 0.0)
@@ -192,15 +238,9 @@ class WeakLoss(nn.Module):
         if post.bag_weight is not None:
             # a factor of the loss, unlike the caller's weights: the mean still counts every term once
             total = total * post.bag_weight.to(total.dtype)
-        if self.reduction == "none":
-            return total
-        if self.reduction == "sum":
-            return total.sum()
-        return total.sum() / weight.sum().clamp(min=torch.finfo(weight.dtype).tiny)
+        return LossSums(total, weight.sum())
 
-    def posterior(
-        self, logits: Tensor, weak: object, mask: object = None, *, bag_sizes: object = None
-    ) -> Posterior:
+    def posterior(self, logits: Tensor, weak: object, mask: object = None, *, bag_sizes: object = None) -> Posterior:
         """The posterior that the loss uses, with the queue's predictions taken in."""
         options: dict[str, Any] = {
             "head": self.head,
@@ -215,6 +255,9 @@ class WeakLoss(nn.Module):
                 return infer(self.supervision, logits, weak, mask, bag_sizes=bag_sizes, **options)
             return self.queue.infer(logits, weak, mask, bag_sizes, self.training, options)
 
+    def extra_repr(self) -> str:
+        return f"{self.supervision!r}, head={self.head!r}, mode={self.mode!r}, reduction={self.reduction!r}"
+
     def _sum_of_terms(
         self,
         supervision: SimilarDissimilarUnlabeled,
@@ -224,11 +267,9 @@ class WeakLoss(nn.Module):
         options: dict[str, Any],
     ) -> Tensor:
         missing = (None,) * len(supervision.terms)
-        batches = zip(
-            *(supervision.entries(x) for x in (logits, weak, missing if mask is None else mask)), strict=True
-        )
+        batches = zip(*(supervision.entries(x) for x in (logits, weak, missing if mask is None else mask)), strict=True)
         given = {name: supervision.entries(x) for name, x in options.items() if x is not None}
-        total: Tensor | None = None
+        losses: list[Tensor] = []
         for index, (term, batch) in enumerate(zip(supervision.terms, batches, strict=True)):
             part = WeakLoss(
                 term,
@@ -239,15 +280,13 @@ class WeakLoss(nn.Module):
                 likelihood=self.likelihood,
                 loss=self.loss,
                 class_weights=self.class_weights,
-                reduction="sum" if self.reduction == "none" else self.reduction,
+                reduction=self.reduction,
                 on_impossible=self.on_impossible,
                 budget=self.budget,
                 validate=self.validate,
             )
-            value = part(*batch, **{name: entries[index] for name, entries in given.items()})
-            total = value if total is None else total + value
-        assert total is not None
-        return total
+            losses.append(part(*batch, **{name: entries[index] for name, entries in given.items()}))
+        return torch.cat(losses) if self.reduction == "none" else torch.stack(losses).sum()
 
 
 def _bag_weights(layout: BagLayout, bag_weights: object) -> Tensor:
@@ -268,15 +307,40 @@ def _instance_weights(layout: BagLayout, bags: Tensor, sample_weights: object) -
 
 def _given(weights: object, what: str, real: Tensor) -> Tensor:
     """The caller's weights, checked where something real stands and 0 elsewhere."""
-    values = torch.as_tensor(weights, dtype=torch.float64, device=real.device)
+    values = _weights(weights, what, real.device, torch.float64)
     if values.shape != real.shape:
         raise InputError(
             f"{what} of shape {tuple(values.shape)}; expected {tuple(real.shape)}. Give one weight for each."
         )
-    values = values.masked_fill(~real, 0.0)
-    if bool((values < 0).any()) or not bool(values.isfinite().all()):
-        raise InputError(f"{what} with negative or infinite entries; expected weights of at least 0.")
-    return values
+    return _non_negative(values.masked_fill(~real, 0.0), what)
+
+
+def _class_weights(weights: object) -> Tensor:
+    """One weight a class (C,), in the precision of parameters, which a buffer follows."""
+    values = _weights(weights, "class_weights")
+    return _non_negative(values if values.is_floating_point() else values.float(), "class_weights")
+
+
+def _weights(
+    weights: object, what: str, device: torch.device | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    return read_tensor(
+        weights,
+        what,
+        InputError,
+        expected="weights of at least 0",
+        cure="Give one weight for each.",
+        device=device,
+        dtype=dtype,
+    )
+
+
+def _non_negative(weights: Tensor, what: str) -> Tensor:
+    if bool((weights < 0).any()) or not bool(weights.isfinite().all()):
+        raise InputError(
+            f"{what} with negative, infinite or NaN entries; expected weights of at least 0. Correct them."
+        )
+    return weights
 
 
 def _sum_per_bag(terms: Tensor, layout: BagLayout) -> Tensor:

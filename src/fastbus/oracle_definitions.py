@@ -160,7 +160,7 @@ def multi_instance(rule: Any, bag: Bag, weak: Array) -> Factors:
 def label_proportion(rule: Any, bag: Bag, weak: Array) -> Factors:
     size = bag.labels.shape[1]
     unit = size if rule.unit == "fraction" else 1
-    slack = 1e-6 if rule.unit == "fraction" else 0.0
+    slack = max(1e-3, min(0.05, size * 5e-5), rule.tolerance or 0) if rule.unit == "fraction" else 0
     for positive, value in bag.per_class(weak, dims=0 if rule.kind == "exact" else 1):
         count = positive.sum(axis=1)
         if rule.kind == "interval":  # either bound may be missing
@@ -249,9 +249,7 @@ def _transition(transition: Any, rate: float | None, num_labels: int) -> Array:
     if transition is not None:
         return as_array(transition)
     if rate is None:
-        raise SupervisionError(
-            "neither transitions nor a rate; expected one of them. The oracle cannot learn them."
-        )
+        raise SupervisionError("neither transitions nor a rate; expected one of them. The oracle cannot learn them.")
     wrong = np.longdouble(rate) / (num_labels - 1)
     return np.where(np.eye(num_labels, dtype=bool), 1 - np.longdouble(rate), wrong)
 

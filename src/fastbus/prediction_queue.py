@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastbus.bags import BagLayout, layout_of
+from fastbus.bag_layout import BagLayout, layout_of
 from fastbus.errors import SupervisionError
 from fastbus.inference.infer import infer
 from fastbus.inference.posterior import Posterior
@@ -53,6 +53,7 @@ class PredictionQueue(nn.Module):
         options: dict[str, Any],
     ) -> Posterior:
         """`infer` with the queued predictions joined to every bag; returned for the batch alone."""
+        self.to(logits.device)  # losses are seldom moved by hand
         layout = layout_of(tuple(logits.shape), mask, bag_sizes, logits.device)
         reader = WeakReader(
             layout,

@@ -45,9 +45,7 @@ def _weaken(
     weak_labels: Sequence[Any] | None,
 ) -> Any:
     if isinstance(supervision, Combination):
-        return tuple(
-            _weaken(part, truth, head, classes, mask, rng, weak_labels) for part in supervision.parts
-        )
+        return tuple(_weaken(part, truth, head, classes, mask, rng, weak_labels) for part in supervision.parts)
     Y = 2 if head == "sigmoid" else classes
     B, K = mask.shape
     lead = (B, K)
@@ -151,7 +149,5 @@ def _last_evidence(supervision: Supervision, labels: np.ndarray, choices: list[A
         options = {"position": position} if takes_position(supervision) else {}
         state = supervision.step(state, torch.tensor(label), **options)
     Z = max(supervision.num_states(size), int(state) + 1)
-    rows = [
-        supervision.evidence(torch.arange(Z), torch.tensor([[choice]]))[0, int(state)] for choice in choices
-    ]
+    rows = [supervision.evidence(torch.arange(Z), torch.tensor([[choice]]))[0, int(state)] for choice in choices]
     return np.array([float(value) for value in rows])

@@ -109,15 +109,11 @@ def bagged_digits(bags: int, bag_size: int, seed: int) -> BaggedDigits:
     )
 
 
-def train(
-    images: Tensor, objective: Objective, epochs: int, seed: int, on_epoch: Callable[[int], None]
-) -> nn.Module:
+def train(images: Tensor, objective: Objective, epochs: int, seed: int, on_epoch: Callable[[int], None]) -> nn.Module:
     """Train the digit network on `images` (B, K, D) and return it; the global generator is kept."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = nn.Sequential(
-            nn.Linear(images.shape[-1], HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, NUM_CLASSES)
-        )
+        network = nn.Sequential(nn.Linear(images.shape[-1], HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, NUM_CLASSES))
     order = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     for epoch in range(epochs):
@@ -192,8 +188,7 @@ def as_table(result: DemoResult) -> "Table":
 
     table = Table(
         title=f"Digits from label proportions: {result.bags} bags of {result.bag_size}",
-        caption=f"accuracy on {result.test_images} unseen single images, "
-        f"{result.epochs} epochs, seed {result.seed}",
+        caption=f"accuracy on {result.test_images} unseen single images, {result.epochs} epochs, seed {result.seed}",
     )
     table.add_column("method")
     table.add_column("learned from")

@@ -91,8 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     for heading in ("case", "bags", "posterior", "log-likelihood", "gradient", "labellings", ""):
         table.add_column(heading, justify="left" if heading == "case" else "right")
     rows = [
-        compare(case, options.device, options.bags, options.seed + index)
-        for index, case in enumerate(CASES.values())
+        compare(case, options.device, options.bags, options.seed + index) for index, case in enumerate(CASES.values())
     ]
     for row in rows:
         cells = (f"{row.posterior:.1e}", f"{row.likelihood:.1e}", f"{row.gradient:.1e}", str(row.labellings))

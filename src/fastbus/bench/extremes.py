@@ -170,8 +170,7 @@ def _decimal_reference(logits: list[float], w: int, instances: range) -> tuple[f
     positive = [1 / (1 + (-Decimal(x)).exp()) for x in logits]
     total = _decimal_count(positive, w)
     posteriors = [
-        float(positive[k] * _decimal_count(positive[:k] + positive[k + 1 :], w - 1) / total)
-        for k in instances
+        float(positive[k] * _decimal_count(positive[:k] + positive[k + 1 :], w - 1) / total) for k in instances
     ]
     return float(total.ln()), posteriors
 

@@ -109,10 +109,8 @@ def _predictions(scene: Scene, scale: float) -> tuple[Inputs, Array]:
     x = scene.logits
     if kind == "logits":
         return kind, x
-    if scene.head == "sigmoid":
-        log_prob = -np.logaddexp(0, -x)
-    else:
-        log_prob = x - np.logaddexp.reduce(x, axis=1, keepdims=True)
+    norm = np.logaddexp(0, x) if scene.head == "sigmoid" else np.logaddexp.reduce(x, axis=1, keepdims=True)
+    log_prob = x - norm
     return kind, log_prob if kind == "log_probs" else np.exp(log_prob)
 
 

@@ -78,9 +78,7 @@ def typical_sets(world: World, n: int) -> tuple[Tensor, Tensor]:
     return first, torch.softmax(log_weight, 0)
 
 
-def optimum(
-    world: World, constraint: Constraint, n: int, start: tuple[float, float] = (1.0, -1.0)
-) -> BiasRow:
+def optimum(world: World, constraint: Constraint, n: int, start: tuple[float, float] = (1.0, -1.0)) -> BiasRow:
     """Minimise the expected loss per unlabelled instance over the two logits, from `start`."""
     first, weight = typical_sets(world, n)
     is_first = torch.arange(n) < first[:, None]  # (M, n)

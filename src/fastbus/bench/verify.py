@@ -17,6 +17,7 @@ import torch
 
 from fastbus.bench.problems import CASES
 from fastbus.bench.pu_bias import BiasRow, World, bias_table, least_biased
+from fastbus.bench.startup import added_to_torch, help_time
 from fastbus.bench.verify_couplings import EXACT, CouplingRow, compare_all
 from fastbus.bench.verify_decode import (
     LEAST_P,
@@ -72,6 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     out.print(_least_biased([row for rows in bias for row in rows]))
 
+    out.print(
+        f"import fastbus adds {added_to_torch():.2f} s to import torch; fastbus --help takes {help_time():.2f} s."
+    )
+
     every: list[Row] = [*exact, *couplings, *maps, *samples, *(row for rows in bias for row in rows)]
     _conclude(out, exact, every, time.perf_counter() - started)
     return 0 if all(row.passed for row in every) else 1
@@ -82,9 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m fastbus.bench.verify",
         description="Compare every engine with enumeration and print the errors.",
     )
-    parser.add_argument(
-        "--problems", type=_positive, default=30_000, help="bags in the first table (%(default)s)"
-    )
+    parser.add_argument("--problems", type=_positive, default=30_000, help="bags in the first table (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of all random problems (%(default)s)")
     return parser
 
@@ -106,9 +109,7 @@ def _collect(what: str, rows: Iterable[R], total: int | None = None) -> list[R]:
     return list(track(rows, what, total=total, console=stderr, transient=True, disable=not shown))
 
 
-def _table(
-    title: str, caption: str, columns: str, rows: Iterable[R], cells: Callable[[R], Sequence[str]]
-) -> Table:
+def _table(title: str, caption: str, columns: str, rows: Iterable[R], cells: Callable[[R], Sequence[str]]) -> Table:
     """A table with a verdict at the end of each row; columns are separated by "|"."""
     from rich.table import Table
 
@@ -159,8 +160,7 @@ def coupling_table(rows: list[CouplingRow]) -> Table:
         "2. Couplings of a softmax head: mean absolute error of the posterior",
         f"passes: auto within {EXACT:g}, and its fallback (a budget of one state) better than "
         "independent, that better than the prediction; converged: share of the fallback's bags",
-        "supervision | K | C | scale | prediction | independent | tilted | loop | fallback "
-        "| converged | auto",
+        "supervision | K | C | scale | prediction | independent | tilted | loop | fallback | converged | auto",
         rows,
         lambda row: (
             row.supervision,
@@ -225,9 +225,7 @@ def _least_biased(rows: list[BiasRow]) -> str:
             worst[row.constraint] = max(worst.get(row.constraint, 0.0), row.bias)
     best = min(worst, key=lambda constraint: worst[constraint])
     default = PositiveUnlabeled(0.5).constraint
-    return (
-        f"Sets of {largest}: {best!r} is least biased (worst {worst[best]:.3f}); the default is {default!r}."
-    )
+    return f"Sets of {largest}: {best!r} is least biased (worst {worst[best]:.3f}); the default is {default!r}."
 
 
 def _conclude(out: Console, exact: list[ExactRow], every: list[Row], seconds: float) -> None:

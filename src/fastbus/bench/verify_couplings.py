@@ -52,9 +52,7 @@ def softmax_bags(rng: np.random.Generator, bags: int, K: int, C: int, scale: flo
     return torch.from_numpy(logits), torch.from_numpy(np.eye(C, dtype=int)[labels])
 
 
-def compare_couplings(
-    supervision: Supervision, K: int, C: int, scale: float, bags: int, seed: int
-) -> CouplingRow:
+def compare_couplings(supervision: Supervision, K: int, C: int, scale: float, bags: int, seed: int) -> CouplingRow:
     """All couplings of one supervision on the same bags."""
     rng = np.random.default_rng([seed, K, C, int(10 * scale)])
     logits, labels = softmax_bags(rng, bags, K, C, scale)

@@ -311,9 +311,7 @@ def last_positive(scene: Scene) -> Weakened:
     return Weakened(LastPositive(), scene.weak(scene.per_class(tell)))
 
 
-def from_function(
-    scene: Scene, rule: Callable[[tuple[int, ...]], Hashable], categorical: bool = False
-) -> Weakened:
+def from_function(scene: Scene, rule: Callable[[tuple[int, ...]], Hashable], categorical: bool = False) -> Weakened:
     """Bags of one size; the weak labels are what the function says of the truth."""
     size = int(scene.sizes[0])
 

@@ -44,9 +44,7 @@ def assign_counts(log_potential: Floats, counts: NDArray[np.int64]) -> NDArray[n
     return labels
 
 
-def assign_seen(
-    log_potential: Floats, must: NDArray[np.bool_], banned: NDArray[np.bool_]
-) -> NDArray[np.int64]:
+def assign_seen(log_potential: Floats, must: NDArray[np.bool_], banned: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Labels (K,) such that every class in `must` (C,) occurs and none in `banned` does."""
     allowed = np.where(banned, -np.inf, log_potential)
     labels: NDArray[np.int64] = allowed.argmax(1).astype(np.int64)

@@ -3,9 +3,9 @@
     alpha_k(z) = P(y_1..y_k reach z, their evidence)        beta_k(z) = P(the rest, the weak label | z)
     posterior_k(y) ~ p_k(y) * sum_z alpha_{k-1}(z) beta_k(next(z, y))
 
-Shapes: N chains, K labels, Y values of a label, Z states; tables (M, L, Z, Y) with M in {1, N}, L
-    in {1, K}.
-Entries of Z in a table are forbidden moves. O(K * Y * Z) per chain, exact, batched over everything.
+Shapes: N chains, K labels, Y values of a label, Z states; tables (M, L, Z, Y) with M in {1, N} and
+L in {1, K}. Entries of Z in a table are forbidden moves. O(K * Y * Z) per chain, exact, batched
+over everything.
 """
 
 from __future__ import annotations

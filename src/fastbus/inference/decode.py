@@ -64,9 +64,9 @@ def draw(log_potential: Tensor, chain: Chain, n: int, generator: torch.Generator
 
 def _choose(probability: Tensor, generator: torch.Generator) -> Tensor:
     """One label by inverting the cumulative distribution; never one of probability zero."""
-    uniform = torch.rand(
-        probability.shape[:-1], generator=generator, dtype=torch.float64, device=generator.device
-    ).to(probability.device)
+    uniform = torch.rand(probability.shape[:-1], generator=generator, dtype=torch.float64, device=generator.device).to(
+        probability.device
+    )
     cumulative = probability.cumsum(-1)
     threshold = uniform[..., None] * cumulative[..., -1:]
     label = (cumulative <= threshold).sum(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, cast, overload
@@ -9,7 +10,7 @@ from typing import Any, Literal, TypeVar, cast, overload
 import torch
 from torch import Tensor
 
-from fastbus.bags import BagLayout, layout_of
+from fastbus.bag_layout import BagLayout, layout_of
 from fastbus.errors import (
     ImpossibleError,
     ImpossibleEvidenceWarning,
@@ -108,10 +109,7 @@ def infer(
     masks = (None,) * count if mask is None else mask
     sizes = (None,) * count if bag_sizes is None else bag_sizes
     batches = zip(*(rule.entries(x) for x in (logits, weak, masks, sizes)), strict=True)
-    posts = [
-        _infer_bags(term, x, w, m, s, *options)
-        for term, (x, w, m, s) in zip(rule.terms, batches, strict=True)
-    ]
+    posts = [_infer_bags(term, x, w, m, s, *options) for term, (x, w, m, s) in zip(rule.terms, batches, strict=True)]
     for post in posts:
         _reported(post)
     return tuple(posts)
@@ -129,8 +127,18 @@ def _reported(post: Posterior) -> Posterior:
 
 
 def _uncompiled(function: Function) -> Function:
-    """Keep the compiler out: it would unroll the recursions anew for every shape of a batch."""
-    return cast(Function, torch.compiler.disable(function))
+    """Keep the compiler out: it would unroll the recursions anew for every shape of a batch.
+
+    Asked only where it is at work, since naming it loads it, and that takes as long as torch itself.
+    """
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*arguments)
+        return function(*arguments)
+
+    return cast(Function, call)
 
 
 @_uncompiled
@@ -173,9 +181,7 @@ def _infer_bags(
     return _posterior(problem, coupled, ignored, x, layout)
 
 
-def _without_lost(
-    problem: Problem, coupling: str, lost: Tensor, on_impossible: str
-) -> tuple[Problem, Coupled]:
+def _without_lost(problem: Problem, coupling: str, lost: Tensor, on_impossible: str) -> tuple[Problem, Coupled]:
     """Complain about bags whose evidence has probability zero, or solve again without it."""
     if on_impossible == "error":
         certain = bool((problem.log_prior.detach() == NEG_INF).any())
@@ -188,9 +194,7 @@ def _without_lost(
         )
         if certain:
             got += ", or predictions of probability 0 rule out all that do"
-        raise ImpossibleError(
-            sentence(got, "at least one labelling that satisfies them all", where(lost), IGNORE_HINT)
-        )
+        raise ImpossibleError(sentence(got, "at least one labelling that satisfies them all", where(lost), IGNORE_HINT))
     dropped = Problem(
         problem.layout,
         problem.head,
@@ -202,9 +206,7 @@ def _without_lost(
     return dropped, solve(dropped, coupling)
 
 
-def _posterior(
-    problem: Problem, coupled: Coupled, ignored: Tensor, x: Tensor, layout: BagLayout
-) -> Posterior:
+def _posterior(problem: Problem, coupled: Coupled, ignored: Tensor, x: Tensor, layout: BagLayout) -> Posterior:
     solution = coupled.solution
     posterior = solution.log_posterior.exp()
     if problem.view == "binary":

@@ -2,9 +2,8 @@
 
 The state is the vector of per-class states of one bag, in mixed radix: counts so far, or the set of
 classes seen so far. Classes whose label is missing share one "rest" axis; for counts the largest
-axis is
-    dropped, since
-its count follows from the others. Every bag has a table of its own, all of them batched.
+axis is dropped, since its count follows from the others. Every bag has a table of its own, all of
+them batched.
 Shapes: n bags, K instances, C classes, Z lattice points.
 """
 

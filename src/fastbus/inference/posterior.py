@@ -8,11 +8,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fastbus.bags import BagLayout
+from fastbus.bag_layout import BagLayout
 from fastbus.errors import CouplingError, InputError, name_bags
 from fastbus.inference.assign import assign_counts, assign_seen
+from fastbus.inference.blocks import Block, joint_blocks
 from fastbus.inference.chain import Chain
-from fastbus.inference.couple import Block, joint_blocks
 from fastbus.inference.decode import draw, most_probable
 from fastbus.inference.problem import Problem, chain_of_rules
 from fastbus.inference.tilt import exact_counts

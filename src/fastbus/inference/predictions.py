@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from fastbus.bags import BagLayout, read_tensor
+from fastbus.bag_layout import BagLayout, read_tensor
 from fastbus.errors import InputError, choice, first_entry, quoted, reject
 from fastbus.numerics import NEG_INF, log1mexp, log_softmax, message_dtype, safe_log
 
@@ -47,9 +47,7 @@ def as_predictions(predictions: object, head: str, inputs: str) -> Tensor:
     return x
 
 
-def log_probabilities(
-    predictions: Tensor, layout: BagLayout, head: str, inputs: str, validate: bool
-) -> Tensor:
+def log_probabilities(predictions: Tensor, layout: BagLayout, head: str, inputs: str, validate: bool) -> Tensor:
     """Compact log probabilities, zeros at padding: (B, K, C), or (B, K, C, 2) for sigmoid heads."""
     x = layout.compact(predictions).to(message_dtype(predictions.device))
     # padding is overwritten before anything else, so that NaN there never meets a gradient

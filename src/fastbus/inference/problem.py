@@ -1,8 +1,9 @@
 """A batch to solve: predictions and evidence, seen as chains.
 
 Three views of the same engine:
-    binary       (B, K, G, 2)  G independent binary labels an instance: sigmoid heads, binary
-    softmax heads categorical  (B, K, C)     one label an instance, rules that read class indices
+    binary       (B, K, G, 2)  G independent binary labels an instance: sigmoid heads, and binary
+                               rules under a softmax head
+    categorical  (B, K, C)     one label an instance, rules that read class indices
     coupled      (B, K, C)     one label an instance, rules that read one class at a time
 """
 
@@ -15,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fastbus.bags import BagLayout
+from fastbus.bag_layout import BagLayout
 from fastbus.inference.chain import Chain
 from fastbus.inference.ending import Ending, SoftEnding
 from fastbus.inference.product import Component, Product, multiply

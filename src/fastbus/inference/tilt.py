@@ -87,9 +87,7 @@ def _multipliers(pooled: Tensor, wanted: Tensor, mask: Tensor) -> tuple[Tensor, 
     theta = torch.zeros_like(wanted)
     log_wanted = wanted.masked_fill(~used, 1.0).log()
     for _ in range(30):
-        log_total = logsumexp(
-            log_softmax(pooled + theta[:, None, :], -1).masked_fill(~mask[..., None], NEG_INF), 1
-        )
+        log_total = logsumexp(log_softmax(pooled + theta[:, None, :], -1).masked_fill(~mask[..., None], NEG_INF), 1)
         reachable = used & (log_total > NEG_INF)
         theta = theta + (log_wanted - log_total.masked_fill(~reachable, 0.0)).masked_fill(~reachable, 0.0)
     for _ in range(30):
@@ -114,9 +112,7 @@ def _newton(prob: Tensor, gap: Tensor, used: Tensor) -> Tensor:
     return step.masked_fill(~used, 0.0)
 
 
-def _line_search(
-    pooled: Tensor, wanted: Tensor, mask: Tensor, used: Tensor, theta: Tensor, step: Tensor
-) -> Tensor:
+def _line_search(pooled: Tensor, wanted: Tensor, mask: Tensor, used: Tensor, theta: Tensor, step: Tensor) -> Tensor:
     """Halve the Newton step of each bag until its gap shrinks."""
 
     def gap_of(candidate: Tensor) -> Tensor:

@@ -72,11 +72,22 @@ class MultiInstance(Supervision):
         )
 
 
-class LabelProportion(Supervision):
+class Counting(Supervision):
+    """Base of kinds whose state is the number of positives so far."""
+
+    fold = "count"
+
+    def num_states(self, bag_size: int) -> int:
+        return bag_size + 1
+
+    def step(self, state: Tensor, label: Tensor) -> Tensor:
+        return state + label
+
+
+class LabelProportion(Counting):
     """The number of positives of a class in a bag: exact, an interval, or a distribution."""
 
     name = "label_proportion"
-    fold = "count"
 
     def __init__(
         self,
@@ -115,12 +126,6 @@ class LabelProportion(Supervision):
     def applies_last(self) -> bool:
         return self.kind == "soft" and self.soft == "jeffrey"
 
-    def num_states(self, bag_size: int) -> int:
-        return bag_size + 1
-
-    def step(self, state: Tensor, label: Tensor) -> Tensor:
-        return state + label
-
     def evidence(self, state: Tensor, weak: Tensor) -> Tensor:
         bag_size = torch.full_like(weak, state.shape[0] - 1)
         return self._exact_evidence(state, weak, bag_size)
@@ -152,9 +157,7 @@ class LabelProportion(Supervision):
         fractions, observed = reader.fractions(values, 0.0, 1.0, "fractions")
         sizes = reader.layout.sizes[:, None].to(fractions.dtype)
         exact = fractions * sizes
-        slack = self.tolerance if self.tolerance is not None else 0.0
-        limit = torch.clamp(torch.clamp(sizes * 5e-5, max=0.05), min=1e-3).clamp(min=slack)
-        bad = observed & ((exact - exact.round()).abs() > limit)
+        bad = observed & ((exact - exact.round()).abs() > self._slack(sizes))
         if bool(bad.any()) and reader.validate:
             bag, column = torch.nonzero(bad)[0].tolist()
             size = int(reader.layout.sizes[bag])
@@ -167,9 +170,11 @@ class LabelProportion(Supervision):
             )
         return exact.round().long(), observed
 
-    def _check_counts(
-        self, counts: Tensor, observed: Tensor, positive_class: int | None, reader: WeakReader
-    ) -> None:
+    def _slack(self, sizes: Tensor) -> Tensor:
+        """How far fraction * bag size may lie from a whole number: fractions are rounded."""
+        return (sizes * 5e-5).clamp(min=1e-3, max=0.05).clamp(min=self.tolerance or 0.0)
+
+    def _check_counts(self, counts: Tensor, observed: Tensor, positive_class: int | None, reader: WeakReader) -> None:
         sizes = reader.layout.sizes
         beyond = observed & (counts > sizes[:, None])
         if reader.validate and bool(beyond.any()):
@@ -222,8 +227,8 @@ class LabelProportion(Supervision):
         sizes = reader.layout.sizes[:, None, None]
         if self.unit == "fraction":
             fractions, given = reader.fractions(values, 0.0, 1.0, "interval bounds")
-            exact = fractions * sizes
-            bounds = torch.stack([(exact[..., 0] - 1e-6).ceil(), (exact[..., 1] + 1e-6).floor()], -1).long()
+            exact, slack = fractions * sizes, self._slack(sizes)[..., 0]
+            bounds = torch.stack([(exact[..., 0] - slack).ceil(), (exact[..., 1] + slack).floor()], -1).long()
         else:
             bounds, given = reader.integers(values, None, "interval bounds")
         low = bounds[..., 0].masked_fill(~given[..., 0], 0)
@@ -264,9 +269,7 @@ class LabelProportion(Supervision):
         )
         states = torch.arange(values.shape[-1], device=reader.device)
         beyond = (target > 0) & (states > reader.layout.sizes[:, None, None])
-        reader.impossible_bags(
-            beyond, "soft counts give weight to counts beyond the bag", "zeros beyond the bag size"
-        )
+        reader.impossible_bags(beyond, "soft counts give weight to counts beyond the bag", "zeros beyond the bag size")
         total = target.sum(-1)
         off = observed & ((total - 1).abs() > 1e-3)
         if reader.validate and bool(off.any()):

@@ -1,8 +1,7 @@
 """The table behind a rule: next states (L, Z, Y) for every state and label, reachable ones only.
 
 L is 1, or the bag size where the rule looks at positions. Unreachable entries hold Z, one past the
-    last
-state: a sink that no message enters.
+last state: a sink that no message enters.
 """
 
 from __future__ import annotations
@@ -33,11 +32,7 @@ def transition_table(supervision: Supervision, bag_size: int, Z: int, Y: int) ->
 
 def _checked_step(supervision: Supervision, table: object, Z: int, Y: int) -> Tensor:
     if not isinstance(table, Tensor) or table.shape != (Z, Y) or table.is_floating_point():
-        got = (
-            f"{table.dtype} of shape {tuple(table.shape)}"
-            if isinstance(table, Tensor)
-            else type(table).__name__
-        )
+        got = f"{table.dtype} of shape {tuple(table.shape)}" if isinstance(table, Tensor) else type(table).__name__
         raise SupervisionError(
             f"{supervision.title}: step returned {got}; expected an integer tensor of shape "
             f"({Z}, {Y}), as state and label have. Write step with elementwise tensor operations."

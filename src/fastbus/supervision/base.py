@@ -31,6 +31,8 @@ class Supervision:
     fold: "chain" for any rule; "count", "any" and "similar" promise that the state is the number of
         positives, whether there is one, or whether a pair agrees, and unlock faster paths that
         return the same numbers.
+    level: what one weak label of a training set belongs to: a bag, an instance, or an instance of an
+        unlabelled set whose share of positives is known.
     bag_size: the only size the rule speaks about, if there is one (2 for pairs).
     binary: the weak label speaks about one positive class only.
     applies_last: the weak label sets a distribution instead of giving a likelihood, so that it must be
@@ -40,6 +42,7 @@ class Supervision:
     name: ClassVar[str] = ""
     labels: Literal["per_class", "categorical"] = "per_class"
     fold: Literal["chain", "count", "any", "similar"] = "chain"
+    level: Literal["bag", "instance", "set"] = "bag"
     bag_size: int | None = None
     binary: bool = False
 
@@ -150,18 +153,14 @@ class Supervision:
         return Combination(self, other)
 
     @staticmethod
-    def from_function(
-        rule: Callable[[tuple[int, ...]], Hashable], bag_size: int, num_labels: int = 2
-    ) -> Supervision:
+    def from_function(rule: Callable[[tuple[int, ...]], Hashable], bag_size: int, num_labels: int = 2) -> Supervision:
         """The smallest chain for a plain function from a label tuple to a weak label."""
         from fastbus.supervision.compress import CompressedRule
 
         return CompressedRule(rule, bag_size, num_labels)
 
     def __repr__(self) -> str:
-        options = ", ".join(
-            f"{key}={value!r}" for key, value in vars(self).items() if not key.startswith("_")
-        )
+        options = ", ".join(f"{key}={value!r}" for key, value in vars(self).items() if not key.startswith("_"))
         return f"{type(self).__name__}({options})"
 
 

@@ -68,9 +68,13 @@ class CompressedRule(Supervision):
         return table[state.clamp(max=table.shape[0] - 1), label]
 
     def evidence(self, state: Tensor, weak: Tensor) -> Tensor:
-        codes = self._codes.to(state.device)
+        codes = self._codes_like(weak)
         code = codes[state.clamp(max=codes.shape[0] - 1)]
         return (code == weak) & (state < codes.shape[0])
+
+    def _codes_like(self, weak: Tensor) -> Tensor:
+        """The codes where `weak` is, rounded as it was: 0.2 in float32 is not 0.2 in float64."""
+        return self._codes.to(weak.device, weak.dtype if weak.is_floating_point() else None)
 
     def weak_labels(self, bag_size: int) -> Sequence[Any]:
         """The weak labels as `infer` takes them: numbers as they are, others by position in `values`."""
@@ -90,7 +94,7 @@ class CompressedRule(Supervision):
             # the shape first, so that the bags named below are the caller's
             values = self.weak_values(weak, reader)[0]
             present = reader.present(values, "weak labels")
-            known = torch.isin(values.to(torch.float64), self._codes.to(values.device).double())
+            known = torch.isin(values.double(), self._codes_like(values).double())
             reader.refuse_value(
                 values,
                 present & ~known,
@@ -111,7 +115,7 @@ def _leaf_ids(
     seen: dict[Hashable, int] = {}
     ids = np.empty(num_labels**bag_size, dtype=np.int64)
     for leaf, labels in enumerate(itertools.product(range(num_labels), repeat=bag_size)):
-        value = rule(labels)
+        value = _plain(rule(labels))
         try:
             ids[leaf] = seen.setdefault(value, len(seen))
         except TypeError:
@@ -120,6 +124,11 @@ def _leaf_ids(
                 "label. Return a bool, a number, a string or a tuple."
             ) from None
     return ids, tuple(seen)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of NumPy and torch as Python's; whole tensors, which hash by identity, as unhashable lists."""
+    return value.tolist() if isinstance(value, (np.generic, np.ndarray, Tensor)) else value
 
 
 def _merge(leaves: np.ndarray[Any, Any], bag_size: int, num_labels: int) -> tuple[Tensor, ...]:

@@ -25,9 +25,7 @@ def symmetric_confusion(rate: float, num_classes: int) -> Tensor:
     return matrix
 
 
-def estimate_confusion(
-    log_prob: Tensor, labels: Tensor, *, share: float = 0.5, strength: float = 1.0
-) -> Tensor:
+def estimate_confusion(log_prob: Tensor, labels: Tensor, *, share: float = 0.5, strength: float = 1.0) -> Tensor:
     """T (C, C) from labels (N,), -1 for none, and predictions (N, C) that did not see them.
 
     A model of noisy labels foretells those, and T = I would explain them best. But where it is most
@@ -62,7 +60,7 @@ def estimate_confusions(
     """
     _check_answers(log_prob, answers)
     C, A = log_prob.shape[1], answers.shape[1]
-    answers = answers.long()
+    answers = answers.to(log_prob.device, torch.long)
     given = answers != -1
     if not bool((given.sum(1) >= 3).any()):
         warnings.warn(
@@ -94,9 +92,7 @@ def _check_answers(log_prob: Tensor, answers: Tensor) -> None:
         )
     C = log_prob.shape[1]
     if answers.is_floating_point() or answers.is_complex() or answers.dtype == torch.bool:
-        raise WeakLabelError(
-            f"answers of dtype {answers.dtype}; expected integers. Convert them with .long()."
-        )
+        raise WeakLabelError(f"answers of dtype {answers.dtype}; expected integers. Convert them with .long().")
     bad = (answers < -1) | (answers >= C)
     if bool(bad.any()):
         reject(

@@ -1,7 +1,7 @@
 """What a weak label says, in the engine's terms: instance evidence, and rules with evidence at the end.
 
-Shapes: B bags, K instances, Y labels of an instance, G chains a bag (one a class, or one in all), Z
-    states.
+Shapes: B bags, K instances, Y labels of an instance, G chains a bag (one a class, or one in all),
+Z states.
 """
 
 from __future__ import annotations

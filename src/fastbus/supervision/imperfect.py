@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fastbus.bags import read_tensor
+from fastbus.bag_layout import read_tensor
 from fastbus.errors import SupervisionError, WeakLabelError
 from fastbus.numerics import safe_log
 from fastbus.supervision.base import Supervision
@@ -31,6 +31,7 @@ class InstanceEvidence(Supervision):
     """Base of kinds that speak about single instances and need no rule."""
 
     labels = "categorical"
+    level = "instance"
 
     def weak_labels(self, bag_size: int) -> Sequence[Any] | None:
         return None
@@ -68,9 +69,7 @@ class PartialLabel(InstanceEvidence):
     def read(self, weak: object, reader: WeakReader) -> Evidence:
         reader.single_label()
         candidates, given = self.label_sets(weak, reader)
-        reader.impossible_bags(
-            given & ~candidates.any(-1), "an empty candidate set", "at least one candidate"
-        )
+        reader.impossible_bags(given & ~candidates.any(-1), "an empty candidate set", "at least one candidate")
         return self.instance_evidence(log_indicator(candidates, reader.dtype), given, reader)
 
 
@@ -185,8 +184,7 @@ def answers_from_table(
     ]
     if any(row.is_floating_point() or row.is_complex() or row.dtype == torch.bool for row in rows):
         raise WeakLabelError(
-            f"crowd table with columns of dtypes {[str(row.dtype) for row in rows]}; expected "
-            f"integers. {cure}"
+            f"crowd table with columns of dtypes {[str(row.dtype) for row in rows]}; expected integers. {cure}"
         )
     rows = [row.long() for row in rows]
     if any(row.shape != rows[0].shape or row.dim() != 1 for row in rows) or rows[0].numel() == 0:
@@ -195,9 +193,7 @@ def answers_from_table(
             "three columns of one length. Give one row for every answer."
         )
     if any(bool((row < 0).any()) for row in rows):
-        raise WeakLabelError(
-            "crowd table with negative entries; expected indices from 0. Leave missing answers out."
-        )
+        raise WeakLabelError("crowd table with negative entries; expected indices from 0. Leave missing answers out.")
     tasks = max(num_tasks or 0, int(rows[0].max()) + 1)
     workers = max(num_workers or 0, int(rows[1].max()) + 1)
     cell = rows[0] * workers + rows[1]
@@ -235,13 +231,10 @@ def _matrices(given: object, dim: int, what: str) -> Tensor | None:
 
 def _rate(rate: float | None, has_matrix: bool, name: str) -> float | None:
     if rate is not None and has_matrix:
-        raise SupervisionError(
-            f"{name}: both a matrix and rate={rate!r}; expected one of them. Drop the rate."
-        )
+        raise SupervisionError(f"{name}: both a matrix and rate={rate!r}; expected one of them. Drop the rate.")
     if rate is not None and not 0 <= number(rate) < 1:
         raise SupervisionError(
-            f"{name}: rate={rate!r}; expected a share of wrong labels in [0, 1). "
-            "Give a share, not a percentage."
+            f"{name}: rate={rate!r}; expected a share of wrong labels in [0, 1). Give a share, not a percentage."
         )
     return rate
 

@@ -16,6 +16,7 @@ from torch.nn.functional import one_hot
 
 from fastbus.errors import InputError, SupervisionError, choice
 from fastbus.numerics import NEG_INF
+from fastbus.supervision.aggregate import Counting
 from fastbus.supervision.base import Supervision
 from fastbus.supervision.evidence import Evidence, Rule, Soft, log_indicator
 from fastbus.supervision.imperfect import InstanceEvidence
@@ -50,11 +51,10 @@ class SemiSupervised(InstanceEvidence):
         return Evidence(instance=gold, instance_observed=given, names=(self.title,))
 
 
-class PositiveConfidence(Supervision):
+class PositiveConfidence(Counting):
     """P(y = 1) of a single instance, in (0, 1]; weighting="pconf" weighs its loss by 1 / r."""
 
     name = "positive_confidence"
-    fold = "count"
     bag_size = 1
     binary = True
 
@@ -66,12 +66,6 @@ class PositiveConfidence(Supervision):
     @property
     def applies_last(self) -> bool:
         return True
-
-    def num_states(self, bag_size: int) -> int:
-        return bag_size + 1
-
-    def step(self, state: Tensor, label: Tensor) -> Tensor:
-        return state + label
 
     def weak_labels(self, bag_size: int) -> Sequence[Any] | None:
         return None
@@ -95,10 +89,10 @@ class PositiveConfidence(Supervision):
         return Evidence(rules=(rule,), bag_weight=weight, names=(self.title,))
 
 
-class UnlabeledSet(Supervision):
+class UnlabeledSet(Counting):
     """Base of kinds that know the share of positives of a set, not which instances they are."""
 
-    fold = "count"
+    level = "set"
     binary = True
     constraint: Constraint
 
@@ -106,18 +100,10 @@ class UnlabeledSet(Supervision):
     def applies_last(self) -> bool:
         return self.constraint in ("jeffrey", "mean")
 
-    def num_states(self, bag_size: int) -> int:
-        return bag_size + 1
-
-    def step(self, state: Tensor, label: Tensor) -> Tensor:
-        return state + label
-
     def weak_labels(self, bag_size: int) -> Sequence[Any] | None:
         return None
 
-    def set_rule(
-        self, prior: Tensor, drawn: Tensor, known: Tensor, active: Tensor, reader: WeakReader
-    ) -> Rule:
+    def set_rule(self, prior: Tensor, drawn: Tensor, known: Tensor, active: Tensor, reader: WeakReader) -> Rule:
         """Count = `known` labelled positives + a Binomial(`drawn`, `prior`) of the others; all (B,)."""
         Z = reader.K + 1
         states = torch.arange(Z, device=reader.device, dtype=reader.dtype)

@@ -24,9 +24,7 @@ def flip_channel(noise: object, name: str) -> tuple[float, float] | None:
         )
     false_positive, false_negative = (number(rate) for rate in noise)
     if not (0 <= false_positive < 1 and 0 <= false_negative < 1):
-        raise SupervisionError(
-            f"{name}: noise={noise!r}; expected rates in [0, 1). Give shares, not percentages."
-        )
+        raise SupervisionError(f"{name}: noise={noise!r}; expected rates in [0, 1). Give shares, not percentages.")
     return false_positive, false_negative
 
 
@@ -43,7 +41,5 @@ def count_noise(noise: object, name: str) -> dict[int, float] | None:
     if any(not 0 <= probability <= 1 for probability in channel.values()):
         raise SupervisionError(f"{name}: noise={noise!r}; expected probabilities in [0, 1]. {cure}")
     if abs(sum(channel.values()) - 1) > 1e-6:
-        raise SupervisionError(
-            f"{name}: noise probabilities sum to {sum(channel.values()):g}; expected 1. {cure}"
-        )
+        raise SupervisionError(f"{name}: noise probabilities sum to {sum(channel.values()):g}; expected 1. {cure}")
     return channel

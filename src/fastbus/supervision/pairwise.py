@@ -47,8 +47,8 @@ class PairComparison(OrderedPair):
     """w = 1: the first instance is the more positive one.
 
     pairs="sorted": two independent draws were put in order, so ties are told either way with
-    probability 1/2. pairs="labelled": w = 1[y1 >= y2], so w = 0 says the second is strictly more
-        positive.
+        probability 1/2.
+    pairs="labelled": w = 1[y1 >= y2], so w = 0 says the second is strictly more positive.
     """
 
     name = "pair_comparison"
@@ -181,9 +181,7 @@ class SimilarityConfidence(SimilarPair):
         if self.soft == "virtual":
             rule = self.pair_rule(safe_log(1 - similar), safe_log(similar), present, reader)
             return Evidence(rules=(rule,), names=(self.title,))
-        target = torch.zeros(reader.B, 1, self.num_states(2, reader.num_labels), dtype=reader.dtype).to(
-            reader.device
-        )
+        target = torch.zeros(reader.B, 1, self.num_states(2, reader.num_labels), dtype=reader.dtype).to(reader.device)
         target[:, 0, DIFFERENT] = 1 - similar
         target[:, 0, SIMILAR] = similar
         none = torch.zeros_like(similar)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fastbus.bags import BagLayout, read_tensor
+from fastbus.bag_layout import BagLayout, read_tensor
 from fastbus.errors import (
     FastbusError,
     ImpossibleError,
@@ -100,8 +100,7 @@ class WeakReader:
         )
         if x.is_complex():
             raise WeakLabelError(
-                f"{self.name}: weak label of dtype {x.dtype}; expected bool, integer or float. "
-                "Take its real part."
+                f"{self.name}: weak label of dtype {x.dtype}; expected bool, integer or float. Take its real part."
             )
         if x.dtype != torch.bool and not x.is_floating_point():
             x = x.long()  # unsigned types know no -1, and torch compares few of them

@@ -1,0 +1,1 @@
+"""Training: views, moving averages, checkpoints and the fit loop."""
