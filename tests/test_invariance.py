@@ -185,6 +185,18 @@ def test_memory_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(answer(case, batch), whole)
 
 
+@pytest.mark.parametrize("name", ["label_proportion-sigmoid2", "multi_instance-softmax3", "pair_similarity-softmax3"])
+def test_memory_limit_of_labellings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[name]
+    batch = random_batch(case, seed=7, bags=7)
+    whole = infer(case, batch)
+    best = whole.map()
+    monkeypatch.setattr("fastbus.inference.memory.LIMIT", 40)
+    parts = infer(case, batch)
+    assert torch.equal(parts.map(), best)
+    assert parts.sample(5, torch.Generator().manual_seed(0)).shape == (5, *best.shape)
+
+
 def test_memory_limit_of_tilted_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES["label_proportion-softmax3"]
     batch = random_batch(case, seed=8, bags=7)

@@ -92,7 +92,8 @@ def infer(
     on_impossible: "ignore" drops the evidence of bags that no labelling satisfies, and reports
         them.
     budget: joint states a bag may have before a fallback is taken.
-    validate: False skips all checks of values, for hot loops and function transforms.
+    validate: False skips all checks of values, for hot loops and function transforms; impossible bags then pass
+        unnoticed, whatever `on_impossible` says.
 
     A sum over differently grouped bags (similar_dissimilar_unlabeled) takes tuples of predictions,
     weak labels and masks, one entry a term, and returns a tuple.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,6 +15,7 @@ from fastbus.inference.assign import assign_counts, assign_seen
 from fastbus.inference.blocks import Block, joint_blocks
 from fastbus.inference.chain import Chain
 from fastbus.inference.decode import draw, most_probable
+from fastbus.inference.memory import turns
 from fastbus.inference.problem import Problem, chain_of_rules
 from fastbus.inference.tilt import exact_counts
 from fastbus.numerics import NEG_INF
@@ -68,8 +70,8 @@ class Posterior:
         Class indices (B, K) for softmax heads, 0/1 (B, K, C) for sigmoid heads; flat like the
         input.
         """
-        blocks, left = self._blocks
-        pieces = [(bags, most_probable(u, chain)) for bags, u, chain in blocks]
+        left = self._blocks[1]
+        pieces = self._decoded(most_probable)
         if len(left):
             pieces.append((left, self._assigned(left)))
         return self._restore(self._gather(pieces))
@@ -78,7 +80,7 @@ class Posterior:
         """n exact samples of the labelling, with a leading axis n; the global RNG is left alone."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise InputError(f"n={n!r}; expected an integer from 1. Give a number of samples.")
-        blocks, left = self._blocks
+        left = self._blocks[1]
         if len(left):
             raise CouplingError(
                 f"samples of bags beyond the budget of {self._problem.budget} states; expected bags "
@@ -88,9 +90,19 @@ class Posterior:
         if generator is None:
             generator = torch.Generator()
             generator.seed()
-        pieces = [(bags, draw(u, chain, n, generator)) for bags, u, chain in blocks]
-        samples_last = [(bags, drawn.movedim(0, -1)) for bags, drawn in pieces]
-        return self._restore(self._gather(samples_last)).movedim(-1, 0)
+        source = generator
+        return self._restore(
+            self._gather(self._decoded(lambda u, chain: draw(u, chain, n, source).movedim(0, -1)))
+        ).movedim(-1, 0)
+
+    def _decoded(self, decode: Callable[[Tensor, Chain], Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Labellings (N, K, ...) of every block, within the memory limit."""
+        pieces = []
+        for bags, u, chain in self._blocks[0]:
+            each = chain.num_states * (u.shape[1] + u.shape[2])
+            parts = [decode(u[rows], chain.rows(rows)) for rows in turns(len(u), each)]
+            pieces.append((bags, torch.cat(parts)))
+        return pieces
 
     @cached_property
     def _blocks(self) -> tuple[list[tuple[Tensor, Tensor, Chain]], Tensor]:

@@ -96,7 +96,8 @@ class ComplementaryLabel(InstanceEvidence):
 class NoisyLabel(InstanceEvidence):
     """w was drawn from row y of a transition matrix T (C, C), given or symmetric with a rate.
 
-    A tensor that requires gradients stays in the graph: its gradient is that of log P(w | x).
+    A tensor that requires gradients stays in the graph: its gradient is that of log P(w | x), so a loss that
+    learns it needs a likelihood term (`WeakLoss(..., likelihood=1)` or joint mode), and an optimiser told of it.
     """
 
     name = "noisy_label"
