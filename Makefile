@@ -12,12 +12,15 @@ TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test verify extremes kill lint format clean
+.PHONY: help run demo test verify extremes kill lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 
 run: $(STAMP)  ## train on digits from label proportions alone and print the accuracies
+	$(BIN)/fastbus demo --only label_proportion
+
+demo: $(STAMP)  ## the same from every kind of weak label, in about two minutes
 	$(BIN)/fastbus demo
 
 # Two workers with one torch thread each: the tests are many and small, so more threads only wait.

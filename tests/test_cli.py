@@ -1,6 +1,5 @@
-"""The command line: exit codes, one-line errors, the version."""
+"""The command line: help, exit codes, one-line errors, the version, the demonstration."""
 
-import json
 from importlib.metadata import version
 
 import pytest
@@ -14,6 +13,13 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in printed for name in cli.COMMANDS)
 
 
+@pytest.mark.parametrize("command", ["fit", "resume", "predict", "infer", "check"])
+def test_help_of_a_command_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "examples:" in printed and f"fastbus {command} " in printed and "--json" in printed
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"fastbus {version('fastbus')}\n"
@@ -24,11 +30,11 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "<command>"),
         (["train"], "'train'"),
-        (["demo", "--bags", "many"], "'many', expected a whole number >= 1"),
-        (["demo", "--bags", "0"], "'0', expected a whole number >= 1"),
+        (["demo", "--epochs", "many"], "'many', expected a whole number >= 1"),
+        (["demo", "--epochs", "0"], "'0', expected a whole number >= 1"),
         (["demo", "--seed", "-1"], "'-1', expected a whole number >= 0"),
         (["demo", "--colour", "red"], "--colour"),
-        (["demo", "--bags", "500"], "500 bags of 10 need 5000 images; expected at most 1347"),
+        (["demo", "--only", "guesses"], "'guesses'; expected some of label_proportion"),
     ],
 )
 def test_user_errors_take_one_line_and_code_2(
@@ -51,20 +57,8 @@ def test_interrupt_gives_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert capsys.readouterr().err == "fastbus: interrupted\n"
 
 
-def test_demo_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", "--bags", "8", "--bag-size", "4", "--epochs", "1"]) == 0
-    out = capsys.readouterr().out
-    assert "8 bags of 4" in out
-    assert all(name in out for name in ("majority class", "FastBUS", "fully supervised"))
-
-
-def test_demo_prints_json_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", "--bags", "8", "--bag-size", "4", "--epochs", "1", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert (result["bags"], result["bag_size"], result["epochs"], result["seed"]) == (8, 4, 1, 0)
-    assert [row["name"] for row in result["scores"]] == [
-        "majority class",
-        "FastBUS",
-        "fully supervised",
-    ]
-    assert all(0 <= row["accuracy"] <= 1 for row in result["scores"])
+def test_demo_is_told_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("fastbus.bench.demo.show_demo", lambda *options: asked.extend(options))
+    assert cli.main(["demo", "--only", "noisy_label", "--epochs", "3", "--json"]) == 0
+    assert asked == [["noisy_label"], 0, 3, True]

@@ -27,8 +27,10 @@ LAYERS = (
     {"testing"},
     {"models", "data"},
     {"training"},
+    {"learner_files", "learner_export", "bag_folds"},
     {"learner"},
     {"bench", "report"},
+    {"commands"},
     {"cli"},
 )
 RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}

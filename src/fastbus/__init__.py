@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fastbus import oracle, testing
+    from fastbus.bag_folds import BagKFold, bag_sequence, weak_accuracy
     from fastbus.bags import Bags
     from fastbus.data.weaken import weaken
     from fastbus.errors import (
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     )
     from fastbus.inference.infer import infer
     from fastbus.inference.posterior import Posterior
+    from fastbus.learner import WeakClassifier
     from fastbus.objective import WeakLoss, smoothing, unbiased_risk
     from fastbus.supervision import (
         ComplementaryLabel,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "BagKFold",
     "Bags",
     "ComplementaryLabel",
     "ConfidenceDifference",
@@ -70,22 +73,29 @@ __all__ = [
     "Supervision",
     "SupervisionError",
     "UnlabeledUnlabeled",
+    "WeakClassifier",
     "WeakLabelError",
     "WeakLoss",
     "__version__",
     "answers_from_table",
+    "bag_sequence",
     "infer",
     "oracle",
     "smoothing",
     "testing",
     "unbiased_risk",
+    "weak_accuracy",
     "weaken",
 ]
 
 # where each public name lives; loaded on first use, so that `fastbus --help` need not wait for
 # torch
 _HOME = {
+    "BagKFold": "bag_folds",
     "Bags": "bags",
+    "WeakClassifier": "learner",
+    "bag_sequence": "bag_folds",
+    "weak_accuracy": "bag_folds",
     "infer": "inference.infer",
     "Posterior": "inference.posterior",
     "WeakLoss": "objective",

@@ -24,9 +24,7 @@ class BagKFold(GroupKFold):  # type: ignore[misc]
     Rows come with their bag ids as `groups`; without groups every entry of X is a bag, as in sequences of bags.
     """
 
-    def split(
-        self, X: Any, y: Any = None, groups: Any = None
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Positions to train on and to test on, for each fold."""
         ids = np.arange(_num_samples(X)) if groups is None else np.asarray(groups)
         yield from super().split(X, y, ids)

@@ -1,4 +1,4 @@
-"""The command line: `fastbus <command>`, a table from names to functions.
+"""The command line: `fastbus <command>`, a table from names to the modules of the commands.
 
 Nothing heavy is imported before a command runs, so that `--help` answers at once. A mistake of the
 user ends in one line on stderr and exit code 2, an interrupt in exit code 130.
@@ -7,17 +7,14 @@ user ends in one line on stderr and exit code 2, an interrupt in exit code 130.
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-USER_ERROR = 2
+from jsonargparse import ArgumentParser
+
+from fastbus.commands import check, fit, infer, predict
+from fastbus.commands.parser import USER_ERROR, ConfigError, Parser, expand_config
+
 INTERRUPTED = 130
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors take one line instead of a page of usage."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(USER_ERROR, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 class _Version(argparse.Action):
@@ -32,8 +29,9 @@ class _Version(argparse.Action):
 
 class _Command(NamedTuple):
     help: str
-    add_options: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], None]
+    add_options: Callable[[ArgumentParser], None]
+    run: Callable[[Any], int | None]  # the exit code, None for 0
+    examples: str = ""
 
 
 def _whole_number(least: int) -> Callable[[str], int]:
@@ -49,61 +47,94 @@ def _whole_number(least: int) -> Callable[[str], int]:
     return parse
 
 
-def _demo_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bags", type=_whole_number(1), default=120, help="training bags")
-    parser.add_argument("--bag-size", type=_whole_number(1), default=10, help="images in each bag")
-    parser.add_argument("--epochs", type=_whole_number(1), default=40, help="passes over the bags")
-    parser.add_argument("--seed", type=_whole_number(0), default=0, help="split, bags and first weights")
+def _demo_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these kinds of weak labels alone (default: all)")
+    parser.add_argument("--seed", type=_whole_number(0), default=0, help="split, weak labels and first weights")
+    parser.add_argument("--epochs", type=_whole_number(1), default=None, help="passes over the images (default: 30)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
 
 
-def _demo(options: argparse.Namespace) -> None:
+def _demo(options: Any) -> None:
     from fastbus.bench.demo import show_demo
 
-    show_demo(options.bags, options.bag_size, options.epochs, options.seed, options.json)
+    show_demo(options.only, options.seed, options.epochs, options.json)
 
 
 COMMANDS = {
-    "demo": _Command("learn to read digits from label proportions alone, and compare", _demo_options, _demo),
+    "demo": _Command("learn to read digits from every kind of weak label, and compare", _demo_options, _demo),
+    "fit": _Command(fit.HELP, fit.add_options, fit.run, fit.EXAMPLES),
+    "resume": _Command(fit.RESUME_HELP, fit.add_resume_options, fit.resume, fit.RESUME_EXAMPLES),
+    "predict": _Command(predict.HELP, predict.add_options, predict.run, predict.EXAMPLES),
+    "infer": _Command(infer.HELP, infer.add_options, infer.run, infer.EXAMPLES),
+    "check": _Command(check.HELP, check.add_options, check.run, check.EXAMPLES),
 }
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="fastbus", description="Train instance classifiers from weak labels.")
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    commands = parser.add_subparsers(title="commands", metavar="<command>", required=True)
-    for name, command in COMMANDS.items():
-        subparser = commands.add_parser(
-            name,
-            help=command.help,
-            description=f"{command.help[0].upper()}{command.help[1:]}.",
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        )
-        command.add_options(subparser)
-        subparser.set_defaults(run=command.run)
+def _command_parser(name: str) -> Parser:
+    command = COMMANDS[name]
+    parser = Parser(
+        prog=f"fastbus {name}",
+        description=f"{command.help[0].upper()}{command.help[1:]}.",
+        epilog=command.examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_options(parser)
     return parser
+
+
+def _parser() -> Parser:
+    """The parser of the first word; the flags after it belong to the command."""
+    lines = [f"  {name:<9} {command.help}" for name, command in COMMANDS.items()]
+    parser = Parser(
+        prog="fastbus",
+        usage="fastbus <command> [flags]",
+        description="Train instance classifiers from weak labels.",
+        epilog="\n".join(["commands (fastbus <command> --help says more):", *lines]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    parser.add_argument("command", metavar="<command>", choices=list(COMMANDS), help=argparse.SUPPRESS)
+    return parser
+
+
+def _options(argv: Sequence[str]) -> tuple[_Command, Any]:
+    """The command and its options; SystemExit where they cannot be understood."""
+    if not argv or argv[0] not in COMMANDS:
+        parser = _parser()
+        if not argv:
+            parser.error(f"no <command>; expected one of {', '.join(COMMANDS)}")
+        parser.parse_args(argv)
+        parser.error(f"{argv[0]} before the <command>; expected it after")
+    parser = _command_parser(argv[0])
+    try:
+        flags = expand_config(argv[1:], parser)
+    except ConfigError as problem:
+        print(f"fastbus: {problem}", file=sys.stderr)
+        raise SystemExit(USER_ERROR) from None
+    return COMMANDS[argv[0]], parser.parse_args(flags)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command named in `argv` (default: the process's arguments), return its exit code."""
     try:
-        options = _parser().parse_args(argv)
-    except SystemExit as stop:
-        return int(stop.code or 0)
-
-    try:
+        command, options = _options(sys.argv[1:] if argv is None else list(argv))
         # Inside the try, because this loads torch, the longest wait a user may want to interrupt.
         from fastbus.errors import FastbusError
 
         try:
-            options.run(options)
+            return command.run(options) or 0
         except FastbusError as error:
             print(f"fastbus: {' '.join(str(error).split())}", file=sys.stderr)
             return USER_ERROR
-    except KeyboardInterrupt:
-        print("fastbus: interrupted", file=sys.stderr)
+        except OSError as error:
+            place = f"{error.filename}: " if error.filename else ""
+            print(f"fastbus: {place}{error.strerror or error}. Check the path and its permissions.", file=sys.stderr)
+            return USER_ERROR
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    except KeyboardInterrupt as stop:
+        print(f"fastbus: {stop if str(stop) else 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
-    return 0
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def train(
     options |= trainer_options or {}
     options["callbacks"] = [*options.get("callbacks", ()), *callbacks]
     options["plugins"] = [*options.get("plugins", ()), _checkpoint_io(state, moment)]
-    with _quiet(), _same_random_numbers(), _interruptible():
+    with _quiet(), _same_random_numbers(str(options["accelerator"])), _interruptible():
         trainer = pl.Trainer(**options)
         if place is not None and trainer.is_global_zero:
             remove_parts(place)
@@ -191,10 +191,10 @@ def _keeper(folder: Path) -> Any:
 
 
 @contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """The caller's random numbers, on every device, are not touched."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
+def _same_random_numbers(accelerator: str) -> Iterator[None]:
+    """The caller's random numbers are not touched."""
+    on_gpu = accelerator != "cpu" and torch.cuda.is_available()
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if on_gpu else []):
         yield
 
 

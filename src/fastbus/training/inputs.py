@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastbus.bags import Bags
-from fastbus.errors import InputError, WeakLabelError
+from fastbus.errors import InputError, SupervisionError, WeakLabelError
 from fastbus.supervision.base import Supervision
 from fastbus.supervision.combine import Combination
 
@@ -62,6 +62,11 @@ def read_inputs(
     supervision: Supervision, bags: Bags, weak: Any, head: str, classes: Any, n_classes: int | None
 ) -> Inputs:
     """Everything a fit needs, aligned and encoded."""
+    if hasattr(supervision, "terms"):
+        raise SupervisionError(
+            f"{supervision.title} is a sum over differently grouped bags; expected one grouping. Train with "
+            "WeakLoss and tuples of logits and weak labels."
+        )
     parts = parts_of(supervision)
     given = weak if isinstance(supervision, Combination) else (weak,)
     if not isinstance(given, (tuple, list)) or len(given) != len(parts):
@@ -76,6 +81,31 @@ def read_inputs(
     tensors = tuple(torch.tensor(entry) for entry in encoded)
     whole = tensors if isinstance(supervision, Combination) else tensors[0]
     return Inputs(bags, whole, names, any(width is not None and width > 1 for width in widths))
+
+
+def read_weights(grouped: Bags, sample_weight: Any, bag_weight: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Weights of bags (B,) and of instances (N,) in the order of the bags, checked."""
+    from sklearn.utils.validation import _check_sample_weight
+
+    of_bags, of_rows = None, None
+    if bag_weight is not None:
+        of_bags = np.asarray(grouped.align(bag_weight), dtype=np.float64)
+        if of_bags.ndim != 1 or not np.isfinite(of_bags).all() or (of_bags < 0).any() or not of_bags.any():
+            raise InputError("bag_weight that is negative, not finite or all zero; expected one weight a bag.")
+    if sample_weight is not None:
+        checked = _check_sample_weight(sample_weight, grouped.instances, dtype=np.float64, ensure_non_negative=True)
+        if not checked.any():
+            raise InputError("sample_weight that is zero throughout; expected a positive weight for some row.")
+        of_rows = np.asarray(grouped.arrange(checked))
+    return (None if of_bags is None else torch.tensor(of_bags), None if of_rows is None else torch.tensor(of_rows))
+
+
+def weak_columns(supervision: Supervision, weak: Any) -> list[bool]:
+    """For each part, whether its weak labels have one column a class."""
+    parts = parts_of(supervision)
+    vectors = [getattr(part, "kind", "exact") in ("interval", "soft") for part in parts]
+    given = weak if isinstance(weak, tuple) else (weak,)
+    return [entry.dim() == 2 + vector for entry, vector in zip(given, vectors, strict=True)]
 
 
 # -- alignment ------------------------------------------------------------------------------------

@@ -1,0 +1,89 @@
+"""Weak data of tables for WeakClassifier: bags with their ids, weak labels keyed by them, names of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastbus import learner
+from fastbus.bags import Bags
+from fastbus.data.dataset import WeakData
+from fastbus.learner import WeakClassifier
+from fastbus.supervision.base import Supervision
+from fastbus.supervision.combine import Combination
+from fastbus.training.fit import CHECKPOINT, train
+from fastbus.training.inputs import CLASS_VALUED, parts_of
+
+
+def rows_and_weak(supervision: Supervision, data: WeakData) -> tuple[Bags, Any]:
+    """Bags and weak labels as `WeakClassifier.fit` takes them, so that complaints name the bags of the table."""
+    bags = replace(data.bags, order=np.arange(data.bags.num_instances))
+    fitted = data.fit_weak(supervision)
+    given = fitted if isinstance(supervision, Combination) else (fitted,)
+    weak = tuple(_keyed(part, entry, data) for part, entry in zip(parts_of(supervision), given, strict=True))
+    return bags, weak if isinstance(supervision, Combination) else weak[0]
+
+
+def _keyed(part: Supervision, weak: Any, data: WeakData) -> Any:
+    if part.level == "bag":
+        return dict(zip(data.bags.ids.tolist(), weak, strict=True))
+    codes = part.title in CLASS_VALUED and (weak.ndim == 1 or part.title == "crowd_label")
+    if codes and data.classes is not None:
+        return np.asarray([*data.classes, ""])[weak]  # -1, missing, is the last
+    return weak
+
+
+def fit_resumably(
+    classifier: WeakClassifier, supervision: Supervision, data: WeakData, run: Path, progress: bool
+) -> None:
+    """Fit with the folder of a run; where it has a checkpoint, go on from there."""
+    bags, weak = rows_and_weak(supervision, data)
+    classifier.set_params(folder=str(run), verbose=int(progress))
+    with _going_on():
+        classifier.fit(bags, weak)
+    classifier.set_params(folder=None, verbose=0)  # a saved classifier knows no paths
+
+
+@contextmanager
+def _going_on() -> Iterator[None]:
+    """Let the training of WeakClassifier.fit that has a folder resume where a checkpoint lies there."""
+
+    def go_on(*arguments: Any, folder: str | None = None, **options: Any) -> Any:
+        there = folder is not None and (Path(folder) / CHECKPOINT).is_file()
+        return train(*arguments, folder=folder, resume=there, **options)
+
+    before = learner.train  # type: ignore[attr-defined]
+    learner.train = go_on  # type: ignore[attr-defined, assignment]
+    try:
+        yield
+    finally:
+        learner.train = before  # type: ignore[attr-defined]
+
+
+def scores(classifier: WeakClassifier, data: WeakData) -> dict[str, Any]:
+    """The last metrics, and where true labels are known, accuracy on them beside that of the most frequent class."""
+    found: dict[str, Any] = {
+        name: value
+        for name, value in (classifier.history_[-1] if classifier.history_ else {}).items()
+        if isinstance(value, float) and name != "epoch"
+    }
+    labels = data.labels
+    if labels is None or labels.ndim != 1 or not (labels >= 0).any():
+        return found
+    known = labels >= 0
+    bags = replace(data.bags, order=np.arange(len(labels)))
+    names = None if data.classes is None else np.asarray(data.classes)
+    truth = labels[known] if names is None else names[labels[known]]
+    predicted = classifier.predict(bags)
+    if predicted.ndim != 1:
+        return found
+    counts = np.unique(truth, return_counts=True)[1]
+    return found | {
+        "accuracy_on_these_instances": float((predicted[known] == truth).mean()),
+        "most_frequent_class": float(counts.max() / counts.sum()),
+    }

@@ -1,0 +1,291 @@
+"""Malformed flags, configs, predictions, run folders and checkpoints: exit code 2 and one line on stderr."""
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import save
+
+from command_tables import iris_files
+from fastbus import cli
+from fastbus.training.checkpoint import read_checkpoint, write_checkpoint
+from test_cli_refused import refused
+
+Capture = pytest.CaptureFixture[str]
+TABLES = ["fit", "@/iris.csv", "--bags", "@/bags.csv"]
+FIT = [*TABLES, "--supervision", "label_proportion"]
+OUT = ["--out", "@/new"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Iris tables, predictions of them, and a finished run of one epoch."""
+    folder = tmp_path_factory.mktemp("place")
+    iris_files(folder)
+    words = [word.replace("@", str(folder)) for word in FIT]
+    assert cli.main([*words, "--epochs", "1", "--out", str(folder / "run")]) == 0
+    predict = ["predict", str(folder / "run"), str(folder / "iris.csv"), "--out", str(folder / "p.csv")]
+    assert cli.main(predict) == 0
+    return folder
+
+
+# -- flags -----------------------------------------------------------------------------------------
+
+INFER = ["infer", "@/p.csv", "--bags", "@/bags.csv", "--supervision", "label_proportion", "--out", "@/q.csv"]
+FLAGS: dict[str, tuple[list[str], str]] = {
+    "unknown flag": ([*FIT, *OUT, "--colour", "red"], "--colour"),
+    "unknown flag of predict": (["predict", "@/run", "@/iris.csv", "--supervision", "x"], "--supervision"),
+    "two tables": ([*FIT, "@/other.csv", *OUT], "other.csv"),
+    "no table": (["fit", "--supervision", "label_proportion", *OUT], "INSTANCES"),
+    "no supervision": ([*TABLES, *OUT], "--supervision"),
+    "unknown supervision": ([*TABLES, "--supervision", "label_proportions", *OUT], "'label_proportions'"),
+    "half a combination": ([*TABLES, "--supervision", "label_proportion &", *OUT], "''"),
+    "two distributions": ([*TABLES, "--supervision", "similar_dissimilar_unlabeled & multi_instance", *OUT], "prior"),
+    "no out": (FIT, "--out"),
+    "out is a file": ([*FIT, "--out", "@/iris.csv"], "iris.csv is a file"),
+    "out holds a run": ([*FIT, "--out", "@/run"], "finished run"),
+    "out holds other files": ([*FIT, "--out", "@"], "expected a new or empty folder"),
+    "no bag table": ([*FIT[:2], "--bags", "@/no.csv", *FIT[4:], *OUT], "no.csv"),
+    "epochs no number": ([*FIT, *OUT, "--epochs", "two"], "--epochs"),
+    "epochs broken": ([*FIT, *OUT, "--epochs", "2.5"], "--epochs"),
+    "epochs 0": ([*FIT, *OUT, "--epochs", "0"], "epochs=0"),
+    "epochs below 0": ([*FIT, *OUT, "--epochs=-1"], "epochs=-1"),
+    "epochs without a value": ([*FIT, *OUT, "--epochs"], "--epochs"),
+    "learning rate 0": ([*FIT, *OUT, "--learning-rate", "0"], "learning_rate=0"),
+    "learning rate nan": ([*FIT, *OUT, "--learning-rate", "nan"], "--learning-rate"),
+    "learning rate word": ([*FIT, *OUT, "--learning-rate", "fast"], "--learning-rate"),
+    "weight decay below 0": ([*FIT, *OUT, "--weight-decay=-1"], "weight_decay=-1"),
+    "average of 1": ([*FIT, *OUT, "--ema", "1"], "ema=1"),
+    "held out all": ([*FIT, *OUT, "--held-out", "1"], "held_out=1"),
+    "held out nearly all": ([*FIT, *OUT, "--held-out", "0.99"], "held_out=0.99"),
+    "patience below 0": ([*FIT, *OUT, "--patience=-2"], "patience=-2"),
+    "seed below 0": ([*FIT, *OUT, "--seed=-1"], "--seed -1"),
+    "seed too large": ([*FIT, *OUT, "--seed", "99999999999"], "--seed 99999999999"),
+    "seed word": ([*FIT, *OUT, "--seed", "lucky"], "--seed"),
+    "threads 0": ([*FIT, *OUT, "--threads", "0"], "--threads 0"),
+    "head": ([*FIT, *OUT, "--head", "tail"], "'tail'"),
+    "device": ([*FIT, *OUT, "--device", "abacus"], "'abacus'"),
+    "backbone": ([*FIT, *OUT, "--backbone", "spine"], "'spine'"),
+    "picture backbone": ([*FIT, *OUT, "--backbone", "resnet18"], "resnet18"),
+    "coupling": ([*FIT, *OUT, "--coupling", "loose"], "'loose'"),
+    "on impossible": ([*FIT, *OUT, "--on-impossible", "cry"], "'cry'"),
+    "queue below 0": ([*FIT, *OUT, "--queue=-5"], "queue"),
+    "batch 0": ([*FIT, *OUT, "--batch-bags=-3"], "max_bags=-3"),
+    "option without a value": ([*FIT, *OUT, "--option", "unit"], "'unit'"),
+    "option without a name": ([*FIT, *OUT, "--option", "=3"], "'=3'"),
+    "unknown option": ([*FIT, *OUT, "--option", "units=count"], "units"),
+    "option of another value": ([*FIT, *OUT, "--option", "unit=dozen"], "'dozen'"),
+    "option no yaml": ([*FIT, *OUT, "--option", "noise=[1,"], "noise"),
+    "noise of another form": ([*FIT, *OUT, "--option", "noise=0.3"], "noise=0.3"),
+    "option of no part": ([*FIT[:-1], "label_proportion & semi_supervised", *OUT, "--option", "rate=1"], "'rate'"),
+    "prior missing": ([*TABLES, "--supervision", "positive_unlabeled", *OUT], "prior"),
+    "prior of 2": ([*TABLES, "--supervision", "positive_unlabeled", "--option", "prior=2", *OUT], "prior"),
+    "rate of 2": ([*TABLES, "--supervision", "noisy_label", "--option", "rate=2", *OUT], "rate"),
+    "matrix of words": ([*TABLES, "--supervision", "noisy_label", "--option", "transition=[[a]]", *OUT], "transition"),
+    "classes unlike columns": ([*FIT, *OUT, "--classes", "a,b,c"], "expected one of the classes"),
+    "empty class": ([*FIT, *OUT, "--classes", "a,,b"], "--classes"),
+    "classes no list": ([*FIT, *OUT, "--classes", "[1"], "--classes"),
+    "image size": ([*FIT, *OUT, "--image-size", "32"], "--image-size"),
+    "image size 0": ([*FIT, *OUT, "--image-size", "0,3"], "--image-size"),
+    "resume without a run": (["resume"], "run"),
+    "resume nothing": (["resume", "@/nowhere"], "nowhere is no folder"),
+    "resume a finished run": (["resume", "@/run"], "is finished"),
+    "resume a file": (["resume", "@/iris.csv"], "iris.csv is no folder"),
+    "predict without a table": (["predict", "@/run", "--out", "@/x.csv"], "INSTANCES"),
+    "predict without out": (["predict", "@/run", "@/iris.csv"], "--out"),
+    "predict to another type": (["predict", "@/run", "@/iris.csv", "--out", "@/x.doc"], "x.doc"),
+    "predict to a folder": (["predict", "@/run", "@/iris.csv", "--out", "@/run"], "expected a file that ends in"),
+    "predict twice to one file": (
+        ["predict", "@/run", "@/iris.csv", "--out", "@/x.csv", "--bags-out", "@/x.csv"],
+        "two files",
+    ),
+    "predict other columns": (["predict", "@/run", "@/bags.csv", "--out", "@/x.csv"], "'sepal_length'"),
+    "predict nothing": (["predict", "@/run", "@/no.csv", "--out", "@/x.csv"], "no.csv"),
+    "predict without a run": (["predict", "@", "@/iris.csv", "--out", "@/x.csv"], "config.yaml"),
+    "infer sums": ([*INFER, "--supervision", "similar_dissimilar_unlabeled", "--option", "prior=0.5"], "one grouping"),
+    "infer inputs": ([*INFER, "--inputs", "odds"], "'odds'"),
+    "infer inputs that are not there": ([*INFER, "--inputs", "logits"], "logit_<class>"),
+    "infer columns without inputs": ([*INFER, "--columns", "p_setosa,p_versicolor"], "--inputs"),
+    "infer columns that are not there": ([*INFER, "--columns", "a,b,c", "--inputs", "probs"], "'a'"),
+    "infer classes": ([*INFER, "--classes", "a,b,c"], "'a'"),
+    "infer fewer classes": ([*INFER, "--columns", "p_setosa", "--inputs", "probs", "--classes", "a,b"], "1 --columns"),
+    "infer head": ([*INFER, "--head", "tail"], "'tail'"),
+    "infer coupling": ([*INFER, "--coupling", "loose"], "'loose'"),
+    "infer chunk 0": ([*INFER, "--chunk-bags", "0"], "chunk_bags=0"),
+    "infer other table": (["infer", "@/iris.csv", *INFER[2:]], "p_<class>"),
+    "infer to another type": ([*INFER[:-1], "@/q.txt"], "q.txt"),
+    "check head": (["check", *FIT[1:], "--head", "tail"], "'tail'"),
+    "check out": (["check", *FIT[1:], "--out", "x"], "--out"),
+}
+
+
+@pytest.mark.parametrize(("words", "text"), FLAGS.values(), ids=FLAGS)
+def test_flags(words: list[str], text: str, place: Path, capsys: Capture) -> None:
+    refused(capsys, place, [word.replace("@", str(place)) for word in words], text)
+
+
+# -- configs ---------------------------------------------------------------------------------------
+
+CONFIGS: dict[str, tuple[bytes | str, str]] = {
+    "no yaml": ("epochs: [1\n", "cannot be read"),
+    "no mapping": ("- epochs\n", "holds a list"),
+    "nothing": ("", "holds a NoneType"),
+    "unknown key": ("epoch: 3\n", "'epoch'"),
+    "key of another kind": ("3: 3\n", "'3'"),
+    "not utf-8": (b"epochs: \xff\n", "cannot be read"),
+    "python object": ("epochs: !!python/object/apply:os.system ['true']\n", "cannot be read"),
+    "word": ("epochs: many\n", "--epochs"),
+    "list": ("epochs: [1, 2]\n", "--epochs"),
+    "mapping": ("epochs: {a: 1}\n", "--epochs"),
+    "switch": ("calibrate: maybe\n", "calibrate='maybe'"),
+    "options as a list": ("option: [unit=count]\n", "option="),
+    "unknown option": ("option: {units: count}\n", "units"),
+    "table that is not there": ("answers: no.csv\n", "no.csv"),
+    "date": ("head: 2020-01-01\n", "head"),
+    "config in a config": ("config: other.yaml\n", "'config'"),
+}
+
+
+@pytest.mark.parametrize(("content", "text"), CONFIGS.values(), ids=CONFIGS)
+def test_configs(content: bytes | str, text: str, place: Path, tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    words = [word.replace("@", str(place)) for word in (*FIT, *OUT)]
+    refused(capsys, place, [*words, "--config", str(path)], text)
+
+
+def test_configs_that_are_not_there(place: Path, capsys: Capture) -> None:
+    for words in (["--config", str(place / "no.yaml")], ["--config"], [f"--config={place}"]):
+        refused(capsys, place, ["fit", *words], "--config")
+
+
+# -- predictions -----------------------------------------------------------------------------------
+
+PREDICTIONS: dict[str, tuple[str, str, str]] = {
+    "nan": ("bag,p_a,p_b\n1,0.5,0.5\n1,,0.5\n", "bag,weak_a,weak_b\n1,1,1\n", "column 'p_a', row 2"),
+    "word": ("bag,p_a,p_b\n1,0.5,0.5\n1,x,0.5\n", "bag,weak_a,weak_b\n1,1,1\n", "column 'p_a', row 2"),
+    "above 1": ("bag,p_a,p_b\n1,1.5,0.5\n1,0.5,0.5\n", "bag,weak_a,weak_b\n1,1,1\n", "p.csv"),
+    "below 0": ("bag,p_a,p_b\n1,-0.5,1.5\n1,0.5,0.5\n", "bag,weak_a,weak_b\n1,1,1\n", "p.csv"),
+    "sum of 2": ("bag,p_a,p_b\n1,1,1\n1,0.5,0.5\n", "bag,weak_a,weak_b\n1,1,1\n", "p.csv"),
+    "two kinds": ("bag,p_a,logit_a\n1,0.5,0.5\n", "bag,weak_a\n1,1\n", "--inputs"),
+    "other classes": ("bag,p_a,p_b\n1,0.5,0.5\n", "bag,weak_a,weak_c\n1,1,0\n", "'c'"),
+    "bags apart": ("bag,p_a,p_b\n1,.5,.5\n2,.5,.5\n1,.5,.5\n", "bag,weak_a,weak_b\n1,1,1\n2,1,0\n", "bag 1 once more"),
+    "bags in another order": ("bag,p_a,p_b\n1,.5,.5\n2,.5,.5\n", "bag,weak_a,weak_b\n2,1,0\n1,1,0\n", "bag 2"),
+    "bag left over": ("bag,p_a,p_b\n1,.5,.5\n", "bag,weak_a,weak_b\n1,1,0\n2,1,0\n", "bag 2 without instances"),
+    "bag missing": ("bag,p_a,p_b\n1,.5,.5\n2,.5,.5\n", "bag,weak_a,weak_b\n1,1,0\n", "bag 2"),
+    "impossible": ("bag,p_a,p_b\n7,.5,.5\n", "bag,weak_a,weak_b\n7,3,0\n", "bag 7"),
+    "ruled out": ("bag,p_a,p_b\n7,1,0\n", "bag,weak_a,weak_b\n7,0,1\n", "bag 7"),
+    "no bags": ("p_a,p_b\n.5,.5\n", "bag,weak_a,weak_b\n7,0,1\n", "'bag'"),
+    "no rows": ("bag,p_a,p_b\n", "bag,weak_a,weak_b\n7,0,1\n", "no rows"),
+}
+
+
+@pytest.mark.parametrize(("content", "bags", "text"), PREDICTIONS.values(), ids=PREDICTIONS)
+def test_predictions(content: str, bags: str, text: str, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "p.csv").write_text(content)
+    (tmp_path / "b.csv").write_text(bags)
+    words = ["infer", "p.csv", "--bags", "b.csv", "--supervision", "label_proportion", "--out", "q.csv"]
+    refused(capsys, tmp_path, [str(tmp_path / word) if word.endswith(".csv") else word for word in words], text)
+
+
+# -- run folders -----------------------------------------------------------------------------------
+
+
+def edited(name: str, change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
+    """Change a file of a run that holds a mapping."""
+
+    def damage(run: Path) -> None:
+        text = (run / name).read_text()
+        value = yaml.safe_load(text) if name.endswith(".yaml") else json.loads(text)
+        change(value)
+        (run / name).write_text(yaml.safe_dump(value) if name.endswith(".yaml") else json.dumps(value))
+
+    return damage
+
+
+def written(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda run: (run / name).write_bytes(content) and None
+
+
+def cut(name: str, share: float) -> Callable[[Path], None]:
+    return lambda run: (run / name).write_bytes((data := (run / name).read_bytes())[: int(len(data) * share)]) and None
+
+
+def state(name: str, change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
+    """Change the state of a checkpoint, checksum and all."""
+
+    def damage(run: Path) -> None:
+        value = read_checkpoint(run / name)
+        change(value)
+        write_checkpoint(value, run / name)
+
+    return damage
+
+
+MODEL, KEPT = "model.safetensors", "checkpoint.safetensors"
+ZEROS = save({"x": np.zeros(3)})
+RUNS: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "no config": ("predict", lambda run: (run / "config.yaml").unlink(), "config.yaml"),
+    "no data.json": ("predict", lambda run: (run / "data.json").unlink(), "data.json"),
+    "no model": ("predict", lambda run: (run / MODEL).unlink(), MODEL),
+    "no environment": ("resume", lambda run: (run / "environment.json").unlink(), "environment.json"),
+    "data.json no JSON": ("predict", written("data.json", b"{"), "data.json"),
+    "data.json a list": ("predict", written("data.json", b"[]"), "data.json"),
+    "data.json deep": ("predict", written("data.json", b"[" * 100_000), "data.json"),
+    "data.json not utf-8": ("predict", written("data.json", b"\xff"), "data.json"),
+    "another format": ("predict", edited("data.json", lambda x: x.update(format="x")), "'x'"),
+    "features a number": ("predict", edited("data.json", lambda x: x.update(features=3)), "features"),
+    "features that are not there": ("predict", edited("data.json", lambda x: x.update(features=["z"])), "'z'"),
+    "fewer features": ("predict", edited("data.json", lambda x: x.update(features=["sepal_length"])), "(4,)"),
+    "classes of numbers": ("predict", edited("data.json", lambda x: x.update(classes=[1])), "classes"),
+    "files a list": ("resume", edited("data.json", lambda x: x.update(files=[])), "files"),
+    "other file": ("resume", edited("data.json", lambda x: x.update(files={"passwd": "x"})), "files"),
+    "other fingerprint": ("resume", edited("data.json", lambda x: x["files"].update(bags="0")), "has changed"),  # type: ignore[attr-defined]
+    "threads": ("resume", edited("environment.json", lambda x: x.update(threads=-1)), "threads"),
+    "threads a word": ("resume", edited("environment.json", lambda x: x.update(threads="all")), "threads"),
+    "config unknown key": ("resume", edited("config.yaml", lambda x: x.update(shell="rm")), "'shell'"),
+    "config bad value": ("resume", edited("config.yaml", lambda x: x.update(epochs="x")), "--epochs"),
+    "config other supervision": ("resume", edited("config.yaml", lambda x: x.update(supervision="x")), "'x'"),
+    "config no table": ("resume", edited("config.yaml", lambda x: x.pop("instances")), "instances"),
+    "config no yaml": ("resume", written("config.yaml", b"a: [\n"), "config.yaml"),
+    "config object": ("resume", written("config.yaml", b"a: !!python/name:os.system\n"), "config.yaml"),
+    "model empty": ("predict", written(MODEL, b""), MODEL),
+    "model noise": ("predict", written(MODEL, np.random.default_rng(0).bytes(999)), MODEL),
+    "model a pickle": ("predict", written(MODEL, pickle.dumps({"x": 1})), MODEL),
+    "model of others": ("predict", written(MODEL, ZEROS), MODEL),
+    "model cut": ("predict", cut(MODEL, 0.9), MODEL),
+    "model cut in its header": ("predict", cut(MODEL, 0.1), MODEL),
+    "model huge header": ("predict", written(MODEL, b"\xff" * 8 + b"{}"), MODEL),
+    "model a checkpoint": ("predict", lambda run: shutil.copy(run / KEPT, run / MODEL) and None, MODEL),
+    "model without weights": ("predict", state(MODEL, lambda x: x.pop("network")), MODEL),
+    "model without classes": ("predict", state(MODEL, lambda x: x.pop("classes")), MODEL),
+    "model with another head": ("predict", state(MODEL, lambda x: x["options"].update(head="x")), MODEL),  # type: ignore[attr-defined]
+    "model with an unknown option": ("predict", state(MODEL, lambda x: x["options"].update(a=1)), MODEL),  # type: ignore[attr-defined]
+    "model at no temperature": ("predict", state(MODEL, lambda x: x.update(temperature=0.0)), MODEL),
+    "checkpoint empty": ("resume", written(KEPT, b""), KEPT),
+    "checkpoint cut": ("resume", cut(KEPT, 0.8), KEPT),
+    "checkpoint a pickle": ("resume", written(KEPT, pickle.dumps({"x": 1})), KEPT),
+    "checkpoint of others": ("resume", written(KEPT, ZEROS), KEPT),
+    "checkpoint a model": ("resume", lambda run: shutil.copy(run / MODEL, run / KEPT) and None, KEPT),
+    "checkpoint of another run": ("resume", edited("config.yaml", lambda x: x.update(ema=0.5)), "ema"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "damage", "text"), RUNS.values(), ids=RUNS)
+def test_run_folders(
+    command: str, damage: Callable[[Path], None], text: str, place: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = tmp_path / "all"
+    shutil.copytree(place, folder)
+    run = folder / "run"
+    damage(run)
+    words = ["predict", str(run), str(folder / "iris.csv"), "--out", str(folder / "x.csv")]
+    if command == "resume":
+        (run / "summary.json").unlink()
+        words = ["resume", str(run)]
+    refused(capsys, folder, words, text)
