@@ -23,8 +23,9 @@ run: $(STAMP)  ## train on digits from label proportions alone and print the acc
 demo: $(STAMP)  ## the same from every kind of weak label, in about two minutes
 	$(BIN)/fastbus demo
 
-# Two workers with one torch thread each: the tests are many and small, so more threads only wait.
-test: export OMP_NUM_THREADS = 1
+# Problems are many and small here, so that more threads only wait for each other; tests run two workers.
+export OMP_NUM_THREADS ?= 1
+
 test: lint  ## format and lint checks, type checks, all tests
 	$(BIN)/python -m pytest -q -n 2
 

@@ -90,7 +90,7 @@ def test_resume_after_kill_9_ends_the_same(
         went_on.append(resume)
         return train(*arguments, resume=resume, **options)
 
-    monkeypatch.setattr("fastbus.commands.learning.train", watched)
+    monkeypatch.setattr("fastbus.learner.train", watched)
     resumed(run, capsys)
     assert went_on == [True], "the checkpoint was used, not training begun anew"
     assert_same(run, alone / "run")

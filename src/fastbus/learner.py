@@ -29,10 +29,10 @@ from fastbus.supervision.base import Supervision, resolve
 from fastbus.training.bag_set import BagSet
 from fastbus.training.calibrate import fit_temperature
 from fastbus.training.config import TrainConfig
-from fastbus.training.fit import TrainResult, train
+from fastbus.training.fit import CHECKPOINT, TrainResult, train
 from fastbus.training.inputs import as_bags, is_sequence, missing, parts_of, read_inputs, read_weights, weak_columns
 from fastbus.training.noise import with_known_noise
-from fastbus.training.whole_set import SetPosterior, infer_set, split_bags, supervised_by
+from fastbus.training.whole_set import SetPosterior, forward_rows, infer_set, split_bags, supervised_by
 
 ACCELERATORS = {"cpu": "cpu", "cuda": "gpu", "mps": "mps", "auto": "auto"}
 STEPS = 1500  # optimiser steps of a fit whose epochs are left open
@@ -56,7 +56,7 @@ class WeakClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     queue: detached predictions that join sets of known prior; None picks 128 for these and 0 for others.
     standardize: subtract the (weighted) mean of each feature and divide by its deviation.
     random_state: an integer makes every fit bit-identical on one machine.
-    folder: keep the checkpoint and the metrics of the run there.
+    folder: keep the checkpoint and the metrics of the run there. resume: go on from a checkpoint in it, if any.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class WeakClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         device: str = "cpu",
         verbose: int = 0,
         folder: str | None = None,
+        resume: bool = False,
     ) -> None:
         self.supervision = supervision
         self.head = head
@@ -109,6 +110,7 @@ class WeakClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.device = device
         self.verbose = verbose
         self.folder = folder
+        self.resume = resume
 
     # -- fitting -------------------------------------------------------------------------------
 
@@ -202,6 +204,7 @@ class WeakClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             config,
             held_out=held_out,
             folder=folder,
+            resume=self.resume and folder is not None and (Path(folder) / CHECKPOINT).is_file(),
             progress=self.verbose > 0,
             trainer_options={"accelerator": ACCELERATORS[self.device]},
         )
@@ -223,7 +226,7 @@ class WeakClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         def predict(data: BagSet, rows: Tensor) -> Tensor:
             network = self._train(data, short, None, None).network
-            logits = _forward(network, rows)
+            logits = forward_rows(network, rows)
             return logits if logits.shape[1] > 1 else torch.cat([torch.zeros_like(logits), logits], 1)
 
         return predict
@@ -232,7 +235,7 @@ class WeakClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         def log_likelihood(logits: Tensor) -> Tensor:
             return infer_set(held_out, logits, None, **self._inference()).log_likelihood
 
-        return fit_temperature(log_likelihood, _forward(self.network_, held_out.instances).double())
+        return fit_temperature(log_likelihood, forward_rows(self.network_, held_out.instances).double())
 
     def _inference(self) -> dict[str, Any]:
         return {"head": self.head, "coupling": self.coupling, "on_impossible": self.on_impossible}
@@ -272,7 +275,7 @@ class WeakClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _logits(self, grouped: Bags) -> Tensor:
         """Calibrated logits (N, outputs) in the order of the bags."""
         rows = _tensor(grouped.instances)
-        return _forward(self.network_, self._scaled(rows)).double() / self.temperature_
+        return forward_rows(self.network_, self._scaled(rows)).double() / self.temperature_
 
     def _probs(self, logits: Tensor) -> Tensor:
         if self.head == "softmax":
@@ -392,9 +395,3 @@ class WeakClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 def _tensor(rows: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.require(rows, np.float64, ("C", "W")))  # torch warns about arrays it must not write to
-
-
-@torch.no_grad()
-def _forward(network: nn.Module, rows: Tensor) -> Tensor:
-    network.eval()
-    return torch.cat([network(part) for part in rows.split(4096)])

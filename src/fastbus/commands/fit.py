@@ -172,7 +172,7 @@ def _classifier(options: Any, supervision: Supervision, data: WeakData) -> WeakC
 
 def _train(classifier: WeakClassifier, supervision: Supervision, data: WeakData, run: Path, options: Any) -> int:
     """Train in the folder of a run, from its checkpoint where it has one, and finish the folder."""
-    from fastbus.commands.learning import fit_resumably, scores
+    from fastbus.commands.learning import fit_resumably, report, scores
     from fastbus.commands.output import print_summary
     from fastbus.commands.run_folder import SUMMARY, write_json
 
@@ -182,8 +182,10 @@ def _train(classifier: WeakClassifier, supervision: Supervision, data: WeakData,
     with contextlib.redirect_stdout(sys.stderr) if progress else contextlib.nullcontext():
         fit_resumably(classifier, supervision, data, run, progress)
     classifier.save(run)
+    reported = report(classifier, supervision, data, run)
     summary = {
         "run": str(run),
+        "report": "report.html" if reported else "none: install fastbus[report]",
         "bags": len(data),
         "instances": data.bags.num_instances,
         "classes": [str(name) for name in classifier.classes_.tolist()],

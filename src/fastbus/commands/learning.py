@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fastbus import learner
 from fastbus.bags import Bags
 from fastbus.data.dataset import WeakData
 from fastbus.learner import WeakClassifier
 from fastbus.supervision.base import Supervision
 from fastbus.supervision.combine import Combination
-from fastbus.training.fit import CHECKPOINT, train
 from fastbus.training.inputs import CLASS_VALUED, parts_of
 
 
@@ -43,26 +39,22 @@ def fit_resumably(
 ) -> None:
     """Fit with the folder of a run; where it has a checkpoint, go on from there."""
     bags, weak = rows_and_weak(supervision, data)
-    classifier.set_params(folder=str(run), verbose=int(progress))
-    with _going_on():
-        classifier.fit(bags, weak)
-    classifier.set_params(folder=None, verbose=0)  # a saved classifier knows no paths
+    classifier.set_params(folder=str(run), resume=True, verbose=int(progress))
+    classifier.fit(bags, weak)
+    classifier.set_params(folder=None, resume=False, verbose=0)  # a saved classifier knows no paths
 
 
-@contextmanager
-def _going_on() -> Iterator[None]:
-    """Let the training of WeakClassifier.fit that has a folder resume where a checkpoint lies there."""
+def report(classifier: WeakClassifier, supervision: Supervision, data: WeakData, run: Path) -> bool:
+    """Write the run's report; False where the package that draws its pictures is not installed."""
+    from importlib.util import find_spec
 
-    def go_on(*arguments: Any, folder: str | None = None, **options: Any) -> Any:
-        there = folder is not None and (Path(folder) / CHECKPOINT).is_file()
-        return train(*arguments, folder=folder, resume=there, **options)
+    if find_spec("matplotlib") is None:
+        return False
+    from fastbus.report import write_report
 
-    before = learner.train  # type: ignore[attr-defined]
-    learner.train = go_on  # type: ignore[attr-defined, assignment]
-    try:
-        yield
-    finally:
-        learner.train = before  # type: ignore[attr-defined]
+    bags, weak = rows_and_weak(supervision, data)
+    write_report(run, classifier, bags, weak, labels=data.labels, title=f"{supervision.title}: {run.name}")
+    return True
 
 
 def scores(classifier: WeakClassifier, data: WeakData) -> dict[str, Any]:

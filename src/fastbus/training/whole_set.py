@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastbus.errors import InputError, WeakLabelError
 from fastbus.inference.infer import infer
@@ -113,3 +113,10 @@ def split_bags(data: BagSet, share: float, seed: int) -> tuple[BagSet, BagSet | 
     if cut >= len(data):
         raise InputError(f"held_out={share} of {len(data)} bags leaves none to train on; expected a smaller share.")
     return data.subset(order[cut:].sort().values), data.subset(order[:cut].sort().values)
+
+
+@torch.no_grad()
+def forward_rows(network: nn.Module, rows: Tensor) -> Tensor:
+    """Logits (N, C) of all rows, in evaluation mode and in parts."""
+    network.eval()
+    return torch.cat([network(part) for part in rows.split(4096)])
