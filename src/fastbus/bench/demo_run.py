@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -146,8 +146,8 @@ def _fit(task: Task, digits: Digits, seed: int, epochs: int) -> Callable[[Array]
         return fit_sum(task, network(task, seed), digits.images, epochs, seed)
     options = {"backbone": network(task, seed), "epochs": epochs, "random_state": seed, **task.options}
     classifier = WeakClassifier(task.supervision, **options)
-    predict: Any = classifier.fit(digits.images[task.rows], task.weak, bags=task.bags).predict
-    return predict  # type: ignore[no-any-return]
+    predict: Callable[[Array], Array] = classifier.fit(digits.images[task.rows], task.weak, bags=task.bags).predict
+    return predict
 
 
 def _supervised(task: Task, digits: Digits, seed: int, epochs: int) -> Callable[[Array], Array]:
@@ -157,8 +157,8 @@ def _supervised(task: Task, digits: Digits, seed: int, epochs: int) -> Callable[
     options = {"backbone": network(task, seed), "epochs": epochs, "random_state": seed, **task.options}
     classifier = WeakClassifier("semi_supervised", **options | {"n_classes": task.num_classes, "queue": 0})
     rows, truth = (task.rows, task.truth) if task.more is None else task.more
-    predict: Any = classifier.fit(digits.images[rows], truth, bags=task.bags).predict
-    return predict  # type: ignore[no-any-return]
+    predict: Callable[[Array], Array] = classifier.fit(digits.images[rows], truth, bags=task.bags).predict
+    return predict
 
 
 def _accuracy(predicted: Array, truth: Array) -> float:
