@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fastbus.models.build import build_backbone
 from fastbus.objective import WeakLoss
-from fastbus.supervision import LabelProportion, PositiveUnlabeled
+from fastbus.supervision import LabelProportion, PositiveUnlabeled, SemiSupervised
 from fastbus.training.bag_set import BagSet
 
 _X, _Y = load_digits(return_X_y=True)
@@ -37,6 +37,12 @@ def positive_unlabeled(instances: int = 200, labelled: int = 30) -> BagSet:
     positive = LABELS[:instances] % 2 == 0
     weak = torch.where(positive & (positive.cumsum(0) <= labelled), 1, -1)
     return BagSet(PositiveUnlabeled(prior=0.5), ROWS[:instances], torch.ones(instances, dtype=torch.long), weak)
+
+
+def half_labelled(instances: int = 120, labelled: int = 40) -> BagSet:
+    """The labels of the first digits, and none of the others."""
+    weak = torch.where(torch.arange(instances) < labelled, LABELS[:instances], -1)
+    return BagSet(SemiSupervised(), ROWS[:instances], torch.ones(instances, dtype=torch.long), weak)
 
 
 def mlp(outputs: int = 10, dropout: float = 0.0, **options: Any) -> nn.Module:

@@ -60,5 +60,5 @@ def test_interrupt_gives_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_demo_is_told_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     monkeypatch.setattr("fastbus.bench.demo.show_demo", lambda *options: asked.extend(options))
-    assert cli.main(["demo", "--only", "noisy_label", "--epochs", "3", "--json"]) == 0
-    assert asked == [["noisy_label"], 0, 3, True]
+    assert cli.main(["demo", "--only", "noisy_label", "--epochs", "3", "--seeds", "2", "--json"]) == 0
+    assert asked == [["noisy_label"], 0, 3, True, 2]

@@ -12,6 +12,7 @@ from rich.console import Console
 from fastbus.bench.demo import as_json, as_table
 from fastbus.bench.demo_kinds import KINDS, POSITIVES, SCORER_IMAGES
 from fastbus.bench.demo_run import DemoResult, Row, _matched, make_task, run_demo, split_digits
+from fastbus.bench.demo_selection import hold_out
 from fastbus.errors import InputError
 from fastbus.supervision.base import REGISTRY
 
@@ -119,6 +120,28 @@ def test_same_seed_same_outcome_and_global_generators_untouched() -> None:
     assert np.array_equal(np.random.get_state()[1], numpy_state)  # noqa: NPY002
 
 
+def test_several_seeds_are_averaged() -> None:
+    both = run_demo(["partial_label"], epochs=1, seed=3, seeds=2)
+    single = [run_demo(["partial_label"], epochs=1, seed=seed).rows[0] for seed in (3, 4)]
+    (row,) = both.rows
+    assert row.accuracy == pytest.approx(np.mean([one.accuracy for one in single]))
+    assert row.gap_std == pytest.approx(abs(single[0].gap_points - single[1].gap_points) / np.sqrt(2))
+    assert both.seeds == 2
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_bags_held_out_for_the_choice_of_settings_share_no_image(name: str) -> None:
+    task = make_task(name, DIGITS, 0)
+    training, held = hold_out(task, np.random.default_rng(0))
+    assert not set(training.rows) & set(held.rows)
+    assert 0.15 < len(held.rows) / len(task.rows) < 0.25
+    if task.bags is not None and name.startswith("label_proportion"):
+        counts = held.weak[0] if isinstance(held.weak, tuple) else held.weak
+        assert held.bags is not None
+        for bag, told in enumerate(counts):
+            assert told.tolist() == np.bincount(held.truth[held.bags == bag], minlength=10).tolist()
+
+
 def test_progress_is_told_before_every_row() -> None:
     told: list[tuple[str, int, int]] = []
     run_demo(["noisy_label", "partial_label"], epochs=1, progress=lambda *step: told.append(step))
@@ -152,7 +175,7 @@ def test_the_json_is_the_whole_result() -> None:
     assert read["seed"] == 0 and read["epochs"] == 1
 
 
-@pytest.mark.parametrize("settings", [{"epochs": 0}, {"only": ["label_proportions"]}])
+@pytest.mark.parametrize("settings", [{"epochs": 0}, {"seeds": 0}, {"only": ["label_proportions"]}])
 def test_bad_settings_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(InputError, match="expected"):
         run_demo(**settings)  # type: ignore[arg-type]

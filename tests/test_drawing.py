@@ -144,10 +144,44 @@ def test_large_chains_are_cut_with_a_note() -> None:
     assert "of 200" in drawing.note and len(drawing.svg()) < 400_000
 
 
+def test_a_weak_label_of_a_long_bag_is_among_the_states_drawn() -> None:
+    for count in (0, 9, 20, 30):
+        svg = draw_chain("label_proportion", 30, weak=count).svg()
+        assert svg.count(">allowed<") == 1 and svg.count(">ruled out<") == 11, count
+
+
+def test_weak_labels_that_are_distributions_show_their_shares() -> None:
+    assert ">0.3<" in draw_chain("similarity_confidence", 2, 3, weak=0.3).svg()
+    interval = draw_chain(fastbus.LabelProportion("interval"), 4, weak=[1, 2]).svg()
+    assert interval.count(">allowed<") == 2 and interval.count(">ruled out<") == 3
+
+
+def test_predictions_are_shown_without_the_weak_labels_of_instances() -> None:
+    logits = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    sets = torch.tensor([[[1, 1, 0, 0], [0, 1, 1, 1], [1, 0, 0, 0]]])
+    beliefs = bag_beliefs(fastbus.infer("partial_label", logits, sets))
+    torch.testing.assert_close(beliefs.prior, logits[0].softmax(-1))
+    several = torch.randn(2, 3, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    posterior = fastbus.infer("multi_instance", several, torch.ones(2, 2, dtype=torch.long), head="sigmoid")
+    torch.testing.assert_close(bag_beliefs(posterior, 1, 1).prior[:, 1], several[1, :, 1].sigmoid())
+
+
+def test_lattice_states_tell_the_counts() -> None:
+    logits = torch.zeros(1, 3, 3, dtype=torch.float64)
+    drawing = draw_beliefs(
+        fastbus.infer("label_proportion", logits, torch.tensor([[1, 1, 1]])), classes=["a", "b", "c"]
+    )
+    assert drawing.states == (1, 3, 3, 1)
+    svg = drawing.svg()
+    assert all(f">{name}<" in svg for name in ("000", "100", "010", "001", "110", "101", "011", "111", "0 a", "2 c"))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: draw_chain("partial_label", 3), "no chain of its own"),
+        (lambda: draw_chain(fastbus.LabelProportion() & fastbus.SemiSupervised(), 3), "no chain of its own"),
+        (lambda: draw_chain("partial_label", 3, weak=1), "each instance has its own"),
+        (lambda: draw_chain("label_proportion", 10**5), "moves; expected at most"),
         (lambda: draw_chain("pair_similarity", 3), "expected 2"),
         (lambda: draw_chain("label_proportion", 0), "at least 1"),
         (lambda: draw_chain("label_proportion", 2).write("chain.pdf"), ".svg or .png"),

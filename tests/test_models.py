@@ -24,6 +24,8 @@ RUNNABLE = [
     ("mlp", DIGIT, {}),
     ("lenet5", DIGIT, {}),
     ("lenet5", COLOUR, {}),
+    ("small_cnn", (1, 8, 8), {}),
+    ("small_cnn", (2, 5, 4), {}),
     ("resnet18", COLOUR, {}),
     ("preact_resnet18", COLOUR, {}),
     ("wrn_28_2", COLOUR, {"slope": 0.1, "dropout": 0.1}),
@@ -93,6 +95,7 @@ def residual_formula(preact, channels, outputs):
         ("lenet5", (1, 32, 32), 156 + 2_416 + 48_120 + 10_164 + 850, 61_706),
         ("lenet5", DIGIT, 61_706, 61_706),
         ("lenet5", COLOUR, 62_006, 62_006),
+        ("small_cnn", (1, 8, 8), 10 * 32 + 289 * 32 + 289 * 64 + 257 * 128 + 129 * 10, 62_250),
         ("linear", (13,), 14 * 10, 140),
     ],
 )
@@ -259,7 +262,7 @@ def test_widths_grow_with_the_data():
     assert model.num_features == 64
 
 
-@pytest.mark.parametrize("name", ["mlp", "lenet5"])
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "small_cnn"])
 def test_real_digits_are_learnt(name):
     from sklearn.datasets import load_digits
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from digit_bags import counting_loss, mlp, positive_unlabeled, proportions, weights_of
+from digit_bags import counting_loss, half_labelled, mlp, positive_unlabeled, proportions, weights_of
 from fastbus.bench.kill_runs import MOMENTS
 from fastbus.errors import InputError
 from fastbus.objective import WeakLoss
@@ -81,6 +81,13 @@ RUNS = {
         network=lambda: mlp(2),
         loss=lambda: WeakLoss(PositiveUnlabeled(prior=0.5), queue=64),
     ),
+    "consistency": Run(
+        {"epochs": 4, "max_bags": 20, "consistency": 1.0, "confidence": 0.2, "alignment": 0.9},
+        data=half_labelled(),
+        network=lambda: mlp(dropout=0.3),
+        loss=lambda: WeakLoss("semi_supervised"),
+        views=build_views("table", (64,), jitter=0.1),
+    ),
     "low precision": Run({"epochs": 4, "precision": "bf16", "clip": 0.1}),
 }
 
@@ -122,6 +129,13 @@ def test_the_queue_is_in_the_checkpoint(tmp_path: Path) -> None:
     state = read_checkpoint(tmp_path / CHECKPOINT)["state_dict"]
     assert int(state["loss.queue.filled"][0]) == 64
     assert bool((state["loss.queue.log_odds"] != 0).all())
+
+
+def test_the_running_shares_are_in_the_checkpoint(tmp_path: Path) -> None:
+    RUNS["consistency"](tmp_path)
+    state = read_checkpoint(tmp_path / CHECKPOINT)["state_dict"]
+    assert float(state["consistency.known"].sum()) == pytest.approx(1) and len(state["consistency.predicted"]) == 10
+    assert float(state["consistency.informed"]) == 4 * 40 and float(state["consistency.uninformed"]) == 4 * 80
 
 
 def listing(folder: Path) -> dict[str, tuple[bytes, int]]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fastbus import oracle, testing
     from fastbus.bag_folds import BagKFold, bag_sequence, weak_accuracy
     from fastbus.bags import Bags
+    from fastbus.crowds import CrowdLabels, aggregate_crowd
     from fastbus.data.weaken import weaken
     from fastbus.errors import (
         CouplingError,
@@ -22,8 +23,13 @@ if TYPE_CHECKING:
         SupervisionError,
         WeakLabelError,
     )
+    from fastbus.inference.class_loop import ClassLoop
+    from fastbus.inference.class_transition import ClassTransition
+    from fastbus.inference.evolution import StateEvolution
+    from fastbus.inference.evolution_build import build_evolution
     from fastbus.inference.infer import infer
     from fastbus.inference.posterior import Posterior
+    from fastbus.inference.rank_report import lossless_rank, rank_error
     from fastbus.learner import WeakClassifier
     from fastbus.objective import WeakLoss, smoothing, unbiased_risk
     from fastbus.supervision import (
@@ -49,10 +55,13 @@ if TYPE_CHECKING:
 __all__ = [
     "BagKFold",
     "Bags",
+    "ClassLoop",
+    "ClassTransition",
     "ComplementaryLabel",
     "ConfidenceDifference",
     "CouplingError",
     "CrowdLabel",
+    "CrowdLabels",
     "DataError",
     "FastbusError",
     "ImpossibleError",
@@ -70,6 +79,7 @@ __all__ = [
     "SemiSupervised",
     "SimilarDissimilarUnlabeled",
     "SimilarityConfidence",
+    "StateEvolution",
     "Supervision",
     "SupervisionError",
     "UnlabeledUnlabeled",
@@ -77,10 +87,14 @@ __all__ = [
     "WeakLabelError",
     "WeakLoss",
     "__version__",
+    "aggregate_crowd",
     "answers_from_table",
     "bag_sequence",
+    "build_evolution",
     "infer",
+    "lossless_rank",
     "oracle",
+    "rank_error",
     "smoothing",
     "testing",
     "unbiased_risk",
@@ -93,11 +107,19 @@ __all__ = [
 _HOME = {
     "BagKFold": "bag_folds",
     "Bags": "bags",
+    "CrowdLabels": "crowds",
+    "aggregate_crowd": "crowds",
     "WeakClassifier": "learner",
     "bag_sequence": "bag_folds",
     "weak_accuracy": "bag_folds",
+    "ClassLoop": "inference.class_loop",
+    "ClassTransition": "inference.class_transition",
     "infer": "inference.infer",
     "Posterior": "inference.posterior",
+    "StateEvolution": "inference.evolution",
+    "build_evolution": "inference.evolution_build",
+    "lossless_rank": "inference.rank_report",
+    "rank_error": "inference.rank_report",
     "WeakLoss": "objective",
     "smoothing": "objective",
     "unbiased_risk": "objective",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from jsonargparse import ArgumentParser
 
-from fastbus.commands import check, fit, infer, predict
+from fastbus.commands import bench, check, fit, infer, predict, show
 from fastbus.commands.parser import USER_ERROR, ConfigError, Parser, expand_config
 
 INTERRUPTED = 130
@@ -50,6 +50,7 @@ def _whole_number(least: int) -> Callable[[str], int]:
 def _demo_options(parser: ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these kinds of weak labels alone (default: all)")
     parser.add_argument("--seed", type=_whole_number(0), default=0, help="split, weak labels and first weights")
+    parser.add_argument("--seeds", type=_whole_number(1), default=1, help="so many from --seed on; their mean ± std")
     parser.add_argument("--epochs", type=_whole_number(1), default=None, help="passes over the images (default: 30)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
 
@@ -57,7 +58,7 @@ def _demo_options(parser: ArgumentParser) -> None:
 def _demo(options: Any) -> None:
     from fastbus.bench.demo import show_demo
 
-    show_demo(options.only, options.seed, options.epochs, options.json)
+    show_demo(options.only, options.seed, options.epochs, options.json, options.seeds)
 
 
 COMMANDS = {
@@ -67,6 +68,8 @@ COMMANDS = {
     "predict": _Command(predict.HELP, predict.add_options, predict.run, predict.EXAMPLES),
     "infer": _Command(infer.HELP, infer.add_options, infer.run, infer.EXAMPLES),
     "check": _Command(check.HELP, check.add_options, check.run, check.EXAMPLES),
+    "show": _Command(show.HELP, show.add_options, show.run, show.EXAMPLES),
+    "bench": _Command(bench.HELP, bench.add_options, bench.run, bench.EXAMPLES),
 }
 
 

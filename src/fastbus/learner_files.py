@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fastbus.errors import FastbusError, InputError
+from fastbus.learner_inputs import is_image
 from fastbus.models.backbone import Backbone
 from fastbus.models.build import build_backbone
 from fastbus.supervision.base import REGISTRY, Supervision
@@ -81,6 +82,7 @@ def save_classifier(classifier: Any, folder: Path) -> None:
         "network_config": network.config if isinstance(network, Backbone) and network.config else None,
         "network": network.state_dict(),
         "classes": classifier.classes_.tolist(),
+        "input_shape": list(classifier.input_shape_),
         "mean": classifier.mean_,
         "scale": classifier.scale_,
         "temperature": classifier.temperature_,
@@ -138,10 +140,12 @@ def _restore(clf: Any, state: dict[str, Any], supervision: Supervision | None, b
     clf.classes_ = np.asarray(_plain_list(state["classes"], (str, int, float), "classes"))
     clf.weak_columns_ = _plain_list(state["weak_columns"], (bool,), "weak_columns")
     clf.mean_, clf.scale_ = _finite(state["mean"], "mean"), _finite(state["scale"], "scale")
-    clf.input_shape_ = tuple(clf.mean_.shape)
+    clf.input_shape_ = tuple(_plain_list(state["input_shape"], (int,), "input_shape"))
     clf.temperature_ = float(state["temperature"])
     clf.n_outputs_, clf.n_features_in_ = int(state["n_outputs"]), int(state["n_features_in"])
-    if clf.scale_.shape != clf.mean_.shape or not bool((clf.scale_ > 0).all()) or not clf.input_shape_:
+    wanted = (*clf.input_shape_[:1], 1, 1) if is_image(clf.input_shape_) else clf.input_shape_
+    alike = tuple(clf.scale_.shape) == tuple(clf.mean_.shape) == wanted
+    if not alike or not bool((clf.scale_ > 0).all()) or not clf.input_shape_:
         raise CheckpointError("scales that are not positive, or of another shape than the means; expected both alike.")
     if not 0 < clf.temperature_ < math.inf or clf.n_outputs_ not in (1, len(clf.classes_)):
         raise CheckpointError("a temperature or a number of outputs that no fit gives; expected T > 0. Save it again.")

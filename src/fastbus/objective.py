@@ -16,11 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from fastbus.bag_layout import BagLayout, layout_of, read_tensor
+from fastbus.bag_layout import layout_of
 from fastbus.errors import InputError, choice
+from fastbus.inference.class_coupling import ClassCoupling
+from fastbus.inference.evolution import StateEvolution
 from fastbus.inference.infer import Coupling, Head, infer
 from fastbus.inference.posterior import Posterior
 from fastbus.inference.predictions import as_predictions, settled
+from fastbus.loss_weights import sum_per_bag, weights_of_bags, weights_of_classes, weights_of_instances
 from fastbus.prediction_queue import PredictionQueue
 from fastbus.supervision.base import Supervision, resolve
 from fastbus.supervision.incomplete import SimilarDissimilarUnlabeled
@@ -131,6 +134,10 @@ class WeakLoss(nn.Module):
     queue: for sets of known prior (positive_unlabeled, unlabeled_unlabeled): how many detached predictions
         of earlier batches join each set, so that its count speaks about more instances than a batch
         holds.
+    class_loop: a ClassLoop or ClassTransition between the classes of a sigmoid head, optimised with the network if
+        it is to be learned.
+    rank, evolution: low-rank or learned messages, see `infer`. A StateEvolution is a submodule that learns through the
+        posterior and the likelihood, from the `features` given with the logits.
     """
 
     class_weights: Tensor | None
@@ -150,6 +157,9 @@ class WeakLoss(nn.Module):
         budget: int = 4096,
         queue: int = 0,
         validate: bool = True,
+        class_loop: ClassCoupling | None = None,
+        rank: int | None = None,
+        evolution: StateEvolution | None = None,
     ) -> None:
         super().__init__()
         choice(mode, ("em", "joint"), "mode", InputError)
@@ -168,9 +178,20 @@ class WeakLoss(nn.Module):
         self.budget = budget
         self.validate = validate
         if class_weights is not None:
-            class_weights = _class_weights(class_weights)
+            class_weights = weights_of_classes(class_weights)
         self.register_buffer("class_weights", class_weights)
         self.queue = PredictionQueue(self.supervision, queue, head) if queue else None
+        self.class_loop = class_loop
+        to_learn = class_loop is not None and any(p.requires_grad for p in class_loop.parameters())
+        if to_learn and mode == "em" and not self.likelihood:
+            raise InputError(
+                "a class loop to be learned, in em mode without a likelihood, gets no gradient; expected "
+                'likelihood=1 or mode="joint". Pass one of them, or make the loop with learn=False.'
+            )
+        self.rank = rank
+        self.evolution = evolution
+        if evolution is not None:
+            self._check_evolution()
 
     def forward(
         self,
@@ -182,12 +203,14 @@ class WeakLoss(nn.Module):
         bag_weights: Any = None,
         sample_weights: Any = None,
         posterior: Posterior | None = None,
+        features: Any = None,
     ) -> Tensor:
         """The loss of a batch: logits (B, K, C) with mask (B, K), or flat (N, C) with bag_sizes (B,).
 
         bag_weights (B,) and sample_weights (one an instance) weigh terms; the mean is a weighted
         one. A sum supervision takes tuples, one entry a term, and adds the losses of its terms.
         posterior: one inferred before, from another view or a teacher, instead of that of these logits.
+        features: what an evolution reads, one row for each instance.
         """
         if isinstance(self.supervision, SimilarDissimilarUnlabeled):
             options = {"bag_sizes": bag_sizes, "bag_weights": bag_weights, "sample_weights": sample_weights}
@@ -200,6 +223,7 @@ class WeakLoss(nn.Module):
             bag_weights=bag_weights,
             sample_weights=sample_weights,
             posterior=posterior,
+            features=features,
         )
         if self.reduction == "none":
             return sums.per_bag
@@ -217,11 +241,12 @@ class WeakLoss(nn.Module):
         bag_weights: Any = None,
         sample_weights: Any = None,
         posterior: Posterior | None = None,
+        features: Any = None,
     ) -> LossSums:
         """The same loss before it is averaged, for means over several batches or processes."""
         scores = as_predictions(logits, self.head, "logits")
         layout = layout_of(tuple(scores.shape), mask, bag_sizes, scores.device)
-        post = posterior or self.posterior(scores, weak, mask, bag_sizes=bag_sizes)
+        post = posterior or self.posterior(scores, weak, mask, bag_sizes=bag_sizes, features=features)
         q = post.labels if self.mode == "joint" else post.labels.detach()
         real = layout.restore(layout.mask, False)[..., None]
         calm = scores.masked_fill(~real, 0.0)
@@ -229,10 +254,10 @@ class WeakLoss(nn.Module):
         if self.smoothing:
             risk = risk + self.smoothing * smoothing(q, self.head).to(risk.dtype)
         informed = post.informed if self.head == "sigmoid" else post.informed[..., 0]
-        bags = _bag_weights(layout, bag_weights)
-        weight = _instance_weights(layout, bags, sample_weights).to(risk.dtype)
+        bags = weights_of_bags(layout, bag_weights)
+        weight = weights_of_instances(layout, bags, sample_weights).to(risk.dtype)
         weight = torch.where(informed, weight if weight.dim() == risk.dim() else weight[..., None], 0)
-        total = _sum_per_bag(risk.masked_fill(~informed, 0.0) * weight, layout)
+        total = sum_per_bag(risk.masked_fill(~informed, 0.0) * weight, layout)
         if self.likelihood:
             total = total - self.likelihood * bags.to(total.dtype) * post.log_likelihood.to(total.dtype)
         if post.bag_weight is not None:
@@ -240,7 +265,9 @@ class WeakLoss(nn.Module):
             total = total * post.bag_weight.to(total.dtype)
         return LossSums(total, weight.sum())
 
-    def posterior(self, logits: Tensor, weak: object, mask: object = None, *, bag_sizes: object = None) -> Posterior:
+    def posterior(
+        self, logits: Tensor, weak: object, mask: object = None, *, bag_sizes: object = None, features: Any = None
+    ) -> Posterior:
         """The posterior that the loss uses, with the queue's predictions taken in."""
         options: dict[str, Any] = {
             "head": self.head,
@@ -248,12 +275,29 @@ class WeakLoss(nn.Module):
             "on_impossible": self.on_impossible,
             "budget": self.budget,
             "validate": self.validate,
+            "class_loop": self.class_loop,
+            "rank": self.rank,
         }
+        if self.evolution is not None:
+            options |= {"evolution": self.evolution, "features": features}
         differentiate = torch.is_grad_enabled() and (self.mode == "joint" or self.likelihood != 0)
         with torch.set_grad_enabled(differentiate):
             if self.queue is None:
                 return infer(self.supervision, logits, weak, mask, bag_sizes=bag_sizes, **options)
             return self.queue.infer(logits, weak, mask, bag_sizes, self.training, options)
+
+    def _check_evolution(self) -> None:
+        if self.mode == "em" and not self.likelihood:
+            raise InputError(
+                'evolution= with mode="em" and likelihood=0, where nothing reaches its parameters; expected a gradient '
+                'for them. Pass mode="joint".'
+            )
+        if self.queue is not None or isinstance(self.supervision, SimilarDissimilarUnlabeled):
+            got = "queue=" if self.queue is not None else self.supervision.title
+            raise InputError(
+                f"evolution= with {got}; expected instances that all have features and one grouping of them. "
+                "Leave one of the two out."
+            )
 
     def extra_repr(self) -> str:
         return f"{self.supervision!r}, head={self.head!r}, mode={self.mode!r}, reduction={self.reduction!r}"
@@ -284,69 +328,8 @@ class WeakLoss(nn.Module):
                 on_impossible=self.on_impossible,
                 budget=self.budget,
                 validate=self.validate,
+                class_loop=self.class_loop,
+                rank=self.rank,
             )
             losses.append(part(*batch, **{name: entries[index] for name, entries in given.items()}))
         return torch.cat(losses) if self.reduction == "none" else torch.stack(losses).sum()
-
-
-def _bag_weights(layout: BagLayout, bag_weights: object) -> Tensor:
-    """One weight a bag (B,)."""
-    ones = torch.ones(layout.num_bags, device=layout.sizes.device, dtype=torch.float64)
-    if bag_weights is None:
-        return ones
-    return _given(bag_weights, "bag_weights", torch.ones_like(ones, dtype=torch.bool))
-
-
-def _instance_weights(layout: BagLayout, bags: Tensor, sample_weights: object) -> Tensor:
-    """One weight an instance, in the caller's layout."""
-    weight = layout.spread(bags)
-    if sample_weights is None:
-        return weight
-    return weight * _given(sample_weights, "sample_weights", layout.restore(layout.mask, False))
-
-
-def _given(weights: object, what: str, real: Tensor) -> Tensor:
-    """The caller's weights, checked where something real stands and 0 elsewhere."""
-    values = _weights(weights, what, real.device, torch.float64)
-    if values.shape != real.shape:
-        raise InputError(
-            f"{what} of shape {tuple(values.shape)}; expected {tuple(real.shape)}. Give one weight for each."
-        )
-    return _non_negative(values.masked_fill(~real, 0.0), what)
-
-
-def _class_weights(weights: object) -> Tensor:
-    """One weight a class (C,), in the precision of parameters, which a buffer follows."""
-    values = _weights(weights, "class_weights")
-    return _non_negative(values if values.is_floating_point() else values.float(), "class_weights")
-
-
-def _weights(
-    weights: object, what: str, device: torch.device | None = None, dtype: torch.dtype | None = None
-) -> Tensor:
-    return read_tensor(
-        weights,
-        what,
-        InputError,
-        expected="weights of at least 0",
-        cure="Give one weight for each.",
-        device=device,
-        dtype=dtype,
-    )
-
-
-def _non_negative(weights: Tensor, what: str) -> Tensor:
-    if bool((weights < 0).any()) or not bool(weights.isfinite().all()):
-        raise InputError(
-            f"{what} with negative, infinite or NaN entries; expected weights of at least 0. Correct them."
-        )
-    return weights
-
-
-def _sum_per_bag(terms: Tensor, layout: BagLayout) -> Tensor:
-    """Sum of the terms of each bag, (B,)."""
-    per_instance = terms.reshape(*layout.shape, -1).sum(-1)
-    if not layout.flat:
-        return per_instance.sum(1)
-    bag = layout.spread(torch.arange(layout.num_bags, device=terms.device))
-    return per_instance.new_zeros(layout.num_bags).index_add(0, bag, per_instance)

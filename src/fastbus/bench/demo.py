@@ -22,7 +22,7 @@ def as_table(result: DemoResult) -> RenderableType:
 
     table = Table(
         title="Digits from weak labels",
-        caption=f"accuracy on {result.test_images} unseen single images; {result.epochs} epochs, seed {result.seed}, "
+        caption=f"accuracy on {result.test_images} unseen single images; {result.epochs} epochs, {_seeds(result)}, "
         f"{result.seconds:.0f} s in all. Ceiling: the same network, images and epochs with true labels; "
         "the gap to it is in points.",
     )
@@ -31,6 +31,7 @@ def as_table(result: DemoResult) -> RenderableType:
     for heading in ("accuracy", "majority", "ceiling", "gap", "s"):
         table.add_column(heading, justify="right", no_wrap=True)
     notes: list[str] = []
+    several = result.seeds > 1
     for row in result.rows:
         mark = ""
         if row.note:
@@ -40,14 +41,20 @@ def as_table(result: DemoResult) -> RenderableType:
         table.add_row(
             Text(row.supervision + mark),
             row.told,
-            f"[bold]{row.accuracy:.1%}",
+            f"[bold]{row.accuracy:.1%}" + (f" ± {100 * row.accuracy_std:.1f}" if several else ""),
             f"{row.majority:.1%}",
-            f"{row.ceiling:.1%}",
-            f"{row.gap_points:.1f}",
+            f"{row.ceiling:.1%}" + (f" ± {100 * row.ceiling_std:.1f}" if several else ""),
+            f"{row.gap_points:.1f}" + (f" ± {row.gap_std:.1f}" if several else ""),
             f"{row.seconds:.1f}",
         )
     lines = [Text(f"[{number}] {note}") for number, note in enumerate(notes, 1)]
     return Group(table, *lines)
+
+
+def _seeds(result: DemoResult) -> str:
+    if result.seeds == 1:
+        return f"seed {result.seed}"
+    return f"mean ± standard deviation of seeds {result.seed} to {result.seed + result.seeds - 1}"
 
 
 def as_json(result: DemoResult) -> str:
@@ -56,7 +63,11 @@ def as_json(result: DemoResult) -> str:
 
 
 def show_demo(
-    only: Sequence[str] | None = None, seed: int = 0, epochs: int | None = None, json_output: bool = False
+    only: Sequence[str] | None = None,
+    seed: int = 0,
+    epochs: int | None = None,
+    json_output: bool = False,
+    seeds: int = 1,
 ) -> None:
     """Run the demonstration with a progress bar and print the outcome."""
     from rich.console import Console
@@ -72,7 +83,7 @@ def show_demo(
         def progress(name: str, done: int, total: int) -> None:
             bar.update(task, description=f"training: {name}", completed=done, total=total)
 
-        result = run_demo(only, seed, EPOCHS if epochs is None else epochs, progress)
+        result = run_demo(only, seed, EPOCHS if epochs is None else epochs, progress, seeds)
     if json_output:
         print(as_json(result))
     else:

@@ -15,16 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fastbus.bench.demo_fit import Settings, fit_true, fit_weak, settings_of
 from fastbus.bench.demo_kinds import KINDS, POSITIVES, Array, Digits, Task
-from fastbus.bench.demo_sum import fit_sum
 from fastbus.data.draws import binary_labels
 from fastbus.errors import InputError
-from fastbus.models.backbone import Backbone
-from fastbus.models.build import build_backbone
 
 TEST_FRACTION = 0.25
-EPOCHS = 30  # about 600 steps: less than the default of WeakClassifier, so that all rows take minutes
-DROPOUT = 0.5  # wrong labels and loose constraints are otherwise learnt by heart
+EPOCHS = Settings().epochs
 
 Progress = Callable[[str, int, int], None]
 """Told what is trained now, the trainings done and the trainings in all."""
@@ -37,12 +34,15 @@ class Row(NamedTuple):
     told: str  # how many weak labels, and of what
     classes: int
     images: int  # trained on
-    accuracy: float
+    accuracy: float  # means over seeds from here on
     majority: float
     ceiling: float
     gap_points: float
     seconds: float
     note: str
+    accuracy_std: float = 0.0
+    ceiling_std: float = 0.0
+    gap_std: float = 0.0
 
 
 class DemoResult(NamedTuple):
@@ -53,6 +53,7 @@ class DemoResult(NamedTuple):
     epochs: int
     seed: int
     seconds: float
+    seeds: int = 1
 
 
 def split_digits(seed: int) -> Digits:
@@ -77,22 +78,54 @@ def run_demo(
     seed: int = 0,
     epochs: int = EPOCHS,
     progress: Progress | None = None,
+    seeds: int = 1,
 ) -> DemoResult:
-    """Train every kind, or those named in `only`, and score them on the same unseen images."""
+    """Train every kind, or those named in `only`, and score them on the same unseen images.
+
+    seeds: how many to run from `seed` on, each with its own split, weak labels and first weights.
+    """
     names = _chosen(only)
-    if epochs < 1:
-        raise InputError(f"epochs={epochs}; expected at least 1. Leave it out for {EPOCHS}.")
+    for what, value, usual in (("epochs", epochs, EPOCHS), ("seeds", seeds, 1)):
+        if value < 1:
+            raise InputError(f"{what}={value}; expected at least 1. Leave it out for {usual}.")
     start = time.perf_counter()
-    digits = split_digits(seed)
-    ceilings: dict[bytes, float] = {}
-    rows = []
-    for index, name in enumerate(names):
-        if progress is not None:
-            progress(name, index, len(names))
-        rows.append(_row(name, digits, seed, epochs, ceilings))
+    found: dict[str, list[Row]] = {name: [] for name in names}
+    done = 0
+    for number in range(seed, seed + seeds):
+        digits = split_digits(number)
+        ceilings: dict[bytes, float] = {}
+        for name in names:
+            if progress is not None:
+                progress(name, done, seeds * len(names))
+            found[name].append(_row(name, digits, number, settings_of(name, epochs), ceilings))
+            done += 1
     if progress is not None:
-        progress("done", len(names), len(names))
-    return DemoResult(tuple(rows), len(digits.test_labels), epochs, seed, time.perf_counter() - start)
+        progress("done", done, done)
+    rows = tuple(_averaged(of_seeds) for of_seeds in found.values())
+    return DemoResult(rows, len(digits.test_labels), epochs, seed, time.perf_counter() - start, seeds)
+
+
+def _averaged(rows: Sequence[Row]) -> Row:
+    """Means over seeds, with standard deviations."""
+    if len(rows) == 1:
+        return rows[0]
+
+    def mean(name: str) -> float:
+        return float(np.mean([getattr(row, name) for row in rows]))
+
+    def spread(name: str) -> float:
+        return float(np.std([getattr(row, name) for row in rows], ddof=1))
+
+    return rows[0]._replace(
+        accuracy=mean("accuracy"),
+        majority=mean("majority"),
+        ceiling=mean("ceiling"),
+        gap_points=mean("gap_points"),
+        seconds=mean("seconds"),
+        accuracy_std=spread("accuracy"),
+        ceiling_std=spread("ceiling"),
+        gap_std=spread("gap_points"),
+    )
 
 
 def _chosen(only: Sequence[str] | None) -> list[str]:
@@ -105,18 +138,19 @@ def _chosen(only: Sequence[str] | None) -> list[str]:
     return [name for name in KINDS if name in only]
 
 
-def _row(name: str, digits: Digits, seed: int, epochs: int, ceilings: dict[bytes, float]) -> Row:
+def _row(name: str, digits: Digits, seed: int, settings: Settings, ceilings: dict[bytes, float]) -> Row:
     task = make_task(name, digits, seed)
     truth = binary_labels(digits.test_labels, POSITIVES) if task.binary else digits.test_labels
     start = time.perf_counter()
-    predict = _fit(task, digits, seed, epochs)
+    predict = fit_weak(task, digits, seed, settings).predict
     seconds = time.perf_counter() - start
     predicted = predict(digits.test_images)
     accuracy = (_matched if task.matched else _accuracy)(predicted, truth)
-    # kinds that were told about the same images in the same bags share the ceiling
-    key = b"".join(part.tobytes() for part in (task.rows, task.truth, *([] if task.bags is None else [task.bags])))
+    # kinds with one setting that were told about the same images in the same bags share the ceiling
+    shared = (np.array(settings), task.rows, task.truth, *([] if task.bags is None else [task.bags]))
+    key = b"".join(part.tobytes() for part in shared)
     if key not in ceilings:
-        ceilings[key] = _accuracy(_supervised(task, digits, seed, epochs)(digits.test_images), truth)
+        ceilings[key] = _accuracy(fit_true(task, digits, seed, settings)(digits.test_images), truth)
     most_frequent = np.bincount(task.truth, minlength=task.num_classes).argmax()
     return Row(
         supervision=name,
@@ -130,35 +164,6 @@ def _row(name: str, digits: Digits, seed: int, epochs: int, ceilings: dict[bytes
         seconds=seconds,
         note=task.note,
     )
-
-
-def network(task: Task, seed: int) -> Backbone:
-    """The multilayer perceptron that `WeakClassifier` picks for so many rows, with dropout; one for all rows."""
-    rows, pixels = len(task.rows), (64,)
-    return build_backbone("mlp", pixels, task.num_classes, seed=seed, num_samples=rows, dropout=DROPOUT)
-
-
-def _fit(task: Task, digits: Digits, seed: int, epochs: int) -> Callable[[Array], Array]:
-    """Train on the weak labels, and return what predicts the classes of images."""
-    from fastbus.learner import WeakClassifier
-
-    if hasattr(task.supervision, "terms"):
-        return fit_sum(task, network(task, seed), digits.images, epochs, seed)
-    options = {"backbone": network(task, seed), "epochs": epochs, "random_state": seed, **task.options}
-    classifier = WeakClassifier(task.supervision, **options)
-    predict: Callable[[Array], Array] = classifier.fit(digits.images[task.rows], task.weak, bags=task.bags).predict
-    return predict
-
-
-def _supervised(task: Task, digits: Digits, seed: int, epochs: int) -> Callable[[Array], Array]:
-    """Train on the true labels of the same images, in the same bags, so that every step sees the same ones."""
-    from fastbus.learner import WeakClassifier
-
-    options = {"backbone": network(task, seed), "epochs": epochs, "random_state": seed, **task.options}
-    classifier = WeakClassifier("semi_supervised", **options | {"n_classes": task.num_classes, "queue": 0})
-    rows, truth = (task.rows, task.truth) if task.more is None else task.more
-    predict: Callable[[Array], Array] = classifier.fit(digits.images[rows], truth, bags=task.bags).predict
-    return predict
 
 
 def _accuracy(predicted: Array, truth: Array) -> float:

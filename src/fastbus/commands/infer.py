@@ -59,7 +59,7 @@ def run(options: Any) -> int:
     bags_out = None if options.bags_out is None else check_target(options.bags_out, "--bags-out")
     if bags_out is not None and bags_out.resolve() == out.resolve():
         raise InputError(f"--out and --bags-out {options.bags_out!r}; expected two files. Rename one.")
-    columns, names, inputs, has_bags = _columns(source, options)
+    columns, names, inputs, has_bags = prediction_columns(source, options)
     asked: dict[str, Any] = {
         "head": options.head,
         "coupling": options.coupling,
@@ -111,7 +111,7 @@ def _posterior_columns(rows: NDArray[Any], names: list[str], head: str) -> dict[
     return columns | {f"predicted_{name}": (rows[:, at] >= 0.5).astype(np.int64) for at, name in enumerate(names)}
 
 
-def _columns(source: Path, options: Any) -> tuple[list[str], list[str], str, bool]:
+def prediction_columns(source: Path, options: Any) -> tuple[list[str], list[str], str, bool]:
     """Columns of the predictions, names of their classes, what they hold, and whether the table names bags."""
     from fastbus.bags import BAG
     from fastbus.commands.parser import names_of

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fastbus.data.dataset import WeakData
 from fastbus.errors import FastbusError, ImpossibleEvidenceWarning
 from fastbus.inference.infer import infer
+from fastbus.inference.posterior import Posterior
 from fastbus.supervision.base import Supervision
 
 SET_ROWS = 1024  # a draw of a set of known prior, where the table names no bags
@@ -45,6 +47,19 @@ def infer_chunk(
         labels[rows] = post.labels.numpy()
         found.append((post.log_likelihood.numpy(), post.exact_bags.numpy(), post.ignored.numpy()))
     return ChunkPosterior(labels, *(np.concatenate(entries) for entries in zip(*found, strict=True)))
+
+
+def infer_bag(
+    supervision: Supervision, predictions: Tensor, bag: WeakData, source: str, asked: dict[str, Any]
+) -> Posterior:
+    """The posterior of one bag, or of the rows of a draw, with predictions (K, C)."""
+    K = len(predictions)
+    weak = _picked(bag, slice(0, len(bag)), slice(0, K))
+    try:
+        with torch.no_grad():
+            return infer(supervision, predictions, weak, bag_sizes=torch.tensor([K]), **asked)
+    except FastbusError as problem:
+        raise type(problem)(f"{source}: {_named(str(problem), bag.bags.ids)}") from None
 
 
 def _groups(chunk: WeakData, draw: bool) -> Iterator[tuple[slice, Any, Any, NDArray[Any] | None]]:

@@ -96,7 +96,7 @@ def _predict_rows(classifier: WeakClassifier, source: Path, layout: Layout, out:
             if len(table) == 0:
                 continue
             rows, _ = feature_rows(table, layout)
-            _same_shape(classifier, rows.shape[1:], source)
+            same_shape(classifier, rows.shape[1:], source)
             probs = classifier.predict_proba(rows)
             columns = {BAG: bag_ids(table, BAG)} if BAG in table.columns else {}
             columns |= {f"p_{name}": probs[:, at] for at, name in enumerate(names)}
@@ -113,7 +113,7 @@ def _predict_rows(classifier: WeakClassifier, source: Path, layout: Layout, out:
     return done
 
 
-def _same_shape(classifier: WeakClassifier, shape: tuple[int, ...], source: Path) -> None:
+def same_shape(classifier: WeakClassifier, shape: tuple[int, ...], source: Path) -> None:
     from fastbus.errors import DataError
 
     if tuple(shape) != tuple(classifier.input_shape_):

@@ -19,6 +19,15 @@ def _normalised(log_potential: Tensor) -> tuple[Tensor, Tensor]:
     return log_potential - norm.masked_fill(norm == NEG_INF, 0.0)[..., None], norm
 
 
+def solve_free(log_potential: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Nothing known of the last state: independent labels. Log potentials (N, K, Y)."""
+    K = log_potential.shape[1]
+    real = torch.arange(K, device=lengths.device) < lengths[:, None]
+    likelihood = logsumexp(log_potential, -1).masked_fill(~real, 0.0).sum(1)
+    log_posterior = log_softmax(log_potential, -1)
+    return log_posterior.masked_fill(~real[..., None], NEG_INF), likelihood
+
+
 def solve_any(log_potential: Tensor, lengths: Tensor, ending: Ending) -> tuple[Tensor, Tensor]:
     """Is there a positive? Log potentials (N, K, 2), last states (none, some)."""
     K = log_potential.shape[1]

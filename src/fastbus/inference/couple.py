@@ -16,11 +16,12 @@ from torch import Tensor
 from fastbus.errors import CouplingError, name_bags, where
 from fastbus.inference.blocks import joint_blocks
 from fastbus.inference.chain import Chain
+from fastbus.inference.class_coupling import ClassCoupling, solve_classes
+from fastbus.inference.count_routes import solve_counts
 from fastbus.inference.ending import Ending
-from fastbus.inference.exact import beyond_budget, partition_chain, partition_count, solve_binary, solve_rules
+from fastbus.inference.exact import beyond_budget, partition_chain, solve_binary, solve_rules
 from fastbus.inference.independent import solve_independent
 from fastbus.inference.loop import solve_loop
-from fastbus.inference.memory import turns
 from fastbus.inference.problem import Problem
 from fastbus.inference.solution import Solution
 from fastbus.inference.tilt import exact_counts, solve_tilted
@@ -35,10 +36,14 @@ class Coupled(NamedTuple):
     solution: Solution
     route: list[str]
     exact: Tensor  # (B,)
+    loop_deltas: Tensor | None = None  # (S, B) changes of the messages between classes, sweep by sweep
+    informed: Tensor | None = None  # (B, K, C) if the classes' weak labels speak about each other
 
 
-def solve(problem: Problem, coupling: str) -> Coupled:
+def solve(problem: Problem, coupling: str, class_loop: ClassCoupling | None = None) -> Coupled:
     """Solve every bag of a problem."""
+    if class_loop is not None:
+        return _solve_tied(problem, coupling, class_loop)
     if problem.view == "coupled":
         return _solve_coupled(problem, coupling)
     if coupling in ("tilted", "loop"):
@@ -55,6 +60,16 @@ def solve(problem: Problem, coupling: str) -> Coupled:
         log_posterior, per_chain = solve_binary(problem.log_potential, sizes, problem.rules, problem.budget)
         likelihood = per_chain.sum(1)
     return Coupled(Solution(log_posterior, likelihood, exact), [name] * len(sizes), exact)
+
+
+def _solve_tied(problem: Problem, coupling: str, class_loop: ClassCoupling) -> Coupled:
+    if coupling not in ("auto", "independent"):
+        raise CouplingError(
+            f'coupling="{coupling}" with a class loop; expected "auto": the loop is what ties the classes together. '
+            'Leave coupling="auto".'
+        )
+    tied = solve_classes(problem, class_loop, lambda: solve(problem, coupling).solution)
+    return Coupled(tied.solution, [tied.route] * len(tied.exact), tied.exact, tied.deltas, tied.informed)
 
 
 # -- classes that exclude each other -----------------------------------------------------------
@@ -153,12 +168,7 @@ def _count_chains(binary: Tensor, counts: Tensor, sizes: Tensor) -> tuple[Tensor
     wanted = counts.reshape(-1).long()
     states = torch.arange(int(wanted.max()) + 1, device=sizes.device)
     log_evidence = torch.where(states == wanted[:, None], 0.0, NEG_INF).to(binary.dtype)
-    pieces = [
-        partition_count(chains[rows], lengths[rows], Ending(log_evidence[rows]))
-        for rows in turns(n * P, K * len(states))
-    ]
-    log_posterior = torch.cat([piece[0] for piece in pieces])
-    likelihood = torch.cat([piece[1] for piece in pieces])
+    log_posterior, likelihood = solve_counts(chains, lengths, Ending(log_evidence))
     return log_posterior.reshape(n, P, K, 2).transpose(1, 2), likelihood.reshape(n, P)
 
 

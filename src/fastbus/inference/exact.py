@@ -10,13 +10,12 @@ from torch import Tensor
 
 from fastbus.errors import CouplingError
 from fastbus.inference.chain import Chain, solve_chain
-from fastbus.inference.closed_form import solve_any, solve_similar
+from fastbus.inference.closed_form import solve_any, solve_free, solve_similar
 from fastbus.inference.count import solve_count
-from fastbus.inference.ending import Ending
+from fastbus.inference.count_routes import solve_counts
 from fastbus.inference.memory import turns
 from fastbus.inference.partition import partition
 from fastbus.inference.problem import chain_of_rules, rule_ending
-from fastbus.numerics import NEG_INF, log_softmax, logsumexp
 from fastbus.supervision.evidence import Rule
 
 FAST = {"count": solve_count, "any": solve_any, "similar": solve_similar}
@@ -35,32 +34,20 @@ def solve_rules(log_potential: Tensor, lengths: Tensor, rules: tuple[Rule, ...],
     """Chains (N, K, Y) under rules that read the same label."""
     N, K, Y = log_potential.shape
     if not rules:
-        return _without_rules(log_potential, lengths)
+        return solve_free(log_potential, lengths)
     if len(rules) == 1 and rules[0].fold == "count":
-        ending = rule_ending(rules[0])
-        pieces = [
-            partition_count(log_potential[rows], lengths[rows], ending.rows(rows))
-            for rows in turns(N, K * ending.log_evidence.shape[-1])
-        ]
-    else:
-        chain = chain_of_rules(rules, lengths, K, Y, budget)
-        if chain is None:
-            raise beyond_budget(budget, "the combination")
-        fold = rules[0].fold if len(rules) == 1 else "chain"
-        pieces = [
-            partition_chain(log_potential[rows], chain.rows(rows), fold)
-            for rows in turns(N, K * chain.num_states + chain.num_states * Y)
-        ]
+        return solve_counts(log_potential, lengths, rule_ending(rules[0]))
+    chain = chain_of_rules(rules, lengths, K, Y, budget)
+    if chain is None:
+        raise beyond_budget(budget, "the combination")
+    fold = rules[0].fold if len(rules) == 1 else "chain"
+    pieces = [
+        partition_chain(log_potential[rows], chain.rows(rows), fold)
+        for rows in turns(N, K * chain.num_states + chain.num_states * Y)
+    ]
     if len(pieces) == 1:
         return pieces[0]
     return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])
-
-
-def partition_count(u: Tensor, lengths: Tensor, ending: Ending) -> tuple[Tensor, Tensor]:
-    def solver(u: Tensor, structure: tuple[Tensor, Ending]) -> tuple[Tensor, Tensor]:
-        return solve_count(u, *structure)
-
-    return partition(u, lengths, (lengths, ending), solver, solver)
 
 
 def partition_chain(u: Tensor, chain: Chain, fold: str = "chain") -> tuple[Tensor, Tensor]:
@@ -68,14 +55,6 @@ def partition_chain(u: Tensor, chain: Chain, fold: str = "chain") -> tuple[Tenso
         return FAST[fold](u, chain.lengths, chain.ending) if fold in FAST else solve_chain(u, chain)
 
     return partition(u, chain.lengths, chain, fast, solve_chain)
-
-
-def _without_rules(log_potential: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    K = log_potential.shape[1]
-    real = torch.arange(K, device=lengths.device) < lengths[:, None]
-    likelihood = logsumexp(log_potential, -1).masked_fill(~real, 0.0).sum(1)
-    log_posterior = log_softmax(log_potential, -1)
-    return log_posterior.masked_fill(~real[..., None], NEG_INF), likelihood
 
 
 def beyond_budget(budget: int, place: str) -> CouplingError:

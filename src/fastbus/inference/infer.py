@@ -19,7 +19,10 @@ from fastbus.errors import (
     sentence,
     where,
 )
-from fastbus.inference.couple import COUPLINGS, Coupled, solve
+from fastbus.inference.class_coupling import ClassCoupling
+from fastbus.inference.couple import COUPLINGS, Coupled
+from fastbus.inference.evolution import StateEvolution
+from fastbus.inference.plugs import Plugs, compact_features, solve_with
 from fastbus.inference.posterior import Posterior
 from fastbus.inference.predictions import as_predictions, log_probabilities
 from fastbus.inference.problem import Problem
@@ -48,6 +51,10 @@ def infer(
     on_impossible: Literal["error", "ignore"] = "error",
     budget: int = 4096,
     validate: bool = True,
+    rank: int | None = None,
+    evolution: StateEvolution | None = None,
+    features: Any = None,
+    class_loop: ClassCoupling | None = None,
 ) -> tuple[Posterior, ...]: ...
 
 
@@ -65,6 +72,10 @@ def infer(
     on_impossible: Literal["error", "ignore"] = "error",
     budget: int = 4096,
     validate: bool = True,
+    rank: int | None = None,
+    evolution: StateEvolution | None = None,
+    features: Any = None,
+    class_loop: ClassCoupling | None = None,
 ) -> Posterior: ...
 
 
@@ -81,6 +92,10 @@ def infer(
     on_impossible: Literal["error", "ignore"] = "error",
     budget: int = 4096,
     validate: bool = True,
+    rank: int | None = None,
+    evolution: StateEvolution | None = None,
+    features: Any = None,
+    class_loop: ClassCoupling | None = None,
 ) -> Posterior | tuple[Posterior, ...]:
     """Posterior P(y | x, w) of every instance label, given predictions and weak labels.
 
@@ -94,6 +109,11 @@ def infer(
     budget: joint states a bag may have before a fallback is taken.
     validate: False skips all checks of values, for hot loops and function transforms; impossible bags then pass
         unnoticed, whatever `on_impossible` says.
+    rank: states kept in the messages (`fastbus.lossless_rank` tells how many lose nothing); None for all, exactly.
+    evolution: a `StateEvolution` that replaces the predictions by label distributions learned for every state,
+        read off `features` (B, K, ...) or flat (N, ...). Both work on one chain a class; `map` and `sample` of the
+        result stay those of the predictions.
+    class_loop: a `ClassLoop` or `ClassTransition` that ties the weak labels of a sigmoid head's classes together.
 
     A sum over differently grouped bags (similar_dissimilar_unlabeled) takes tuples of predictions,
     weak labels and masks, one entry a term, and returns a tuple.
@@ -103,9 +123,16 @@ def infer(
     choice(on_impossible, ("error", "ignore"), "on_impossible", InputError)
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise InputError(f"budget={budget!r}; expected an integer from 1. Give a number of states.")
-    options = (head, coupling, inputs, on_impossible, budget, validate)
+    plugs = Plugs(rank, evolution, features, class_loop)
+    plugs.check()
+    options = (head, coupling, inputs, on_impossible, budget, validate, plugs)
     if not isinstance(rule, SimilarDissimilarUnlabeled):
         return _reported(_infer_bags(rule, logits, weak, mask, bag_sizes, *options))
+    if evolution is not None:
+        raise InputError(
+            f"evolution= with {rule.title}; expected one grouping, since each term needs a module of its own. Call "
+            "infer for each term."
+        )
     count = len(rule.terms)
     masks = (None,) * count if mask is None else mask
     sizes = (None,) * count if bag_sizes is None else bag_sizes
@@ -155,8 +182,47 @@ def _infer_bags(
     on_impossible: str,
     budget: int,
     validate: bool,
+    plugs: Plugs,
 ) -> Posterior:
     x = as_predictions(logits, head, inputs)
+    problem, ignored = read_problem(
+        rule,
+        x,
+        weak,
+        mask,
+        bag_sizes,
+        head,
+        inputs=inputs,
+        on_impossible=on_impossible,
+        budget=budget,
+        validate=validate,
+    )
+    layout = problem.layout
+    if plugs.features is not None:
+        plugs = plugs._replace(features=compact_features(plugs.features, layout, validate))
+    coupled = solve_with(problem, coupling, plugs, validate)
+    if validate:
+        lost = coupled.solution.log_likelihood.detach() == NEG_INF
+        if bool(lost.any()):
+            problem, coupled = _without_lost(problem, coupling, lost, on_impossible, plugs)
+            ignored = ignored | lost
+    return _posterior(problem, coupled, ignored, x, layout)
+
+
+def read_problem(
+    rule: Supervision,
+    x: Tensor,
+    weak: object,
+    mask: object,
+    bag_sizes: object,
+    head: str,
+    *,
+    inputs: str = "logits",
+    on_impossible: str = "error",
+    budget: int = 4096,
+    validate: bool = True,
+) -> tuple[Problem, Tensor]:
+    """Predictions and weak labels as a problem to solve, and the bags (B,) whose evidence was dropped."""
     layout = layout_of(tuple(x.shape), mask, bag_sizes, x.device)
     reader = WeakReader(
         layout,
@@ -172,17 +238,12 @@ def _infer_bags(
     if bool(ignored.any()):
         evidence = evidence.without(ignored)
     log_prior = log_probabilities(x, layout, head, inputs, validate)
-    problem = Problem(layout, head, int(x.shape[-1]), log_prior, evidence, budget)
-    coupled = solve(problem, coupling)
-    if validate:
-        lost = coupled.solution.log_likelihood.detach() == NEG_INF
-        if bool(lost.any()):
-            problem, coupled = _without_lost(problem, coupling, lost, on_impossible)
-            ignored = ignored | lost
-    return _posterior(problem, coupled, ignored, x, layout)
+    return Problem(layout, head, int(x.shape[-1]), log_prior, evidence, budget), ignored
 
 
-def _without_lost(problem: Problem, coupling: str, lost: Tensor, on_impossible: str) -> tuple[Problem, Coupled]:
+def _without_lost(
+    problem: Problem, coupling: str, lost: Tensor, on_impossible: str, plugs: Plugs
+) -> tuple[Problem, Coupled]:
     """Complain about bags whose evidence has probability zero, or solve again without it."""
     if on_impossible == "error":
         certain = bool((problem.log_prior.detach() == NEG_INF).any())
@@ -195,6 +256,8 @@ def _without_lost(problem: Problem, coupling: str, lost: Tensor, on_impossible: 
         )
         if certain:
             got += ", or predictions of probability 0 rule out all that do"
+        if plugs.class_loop is not None and not plugs.class_loop.is_neutral():
+            got += ", under the factors of the class loop"
         raise ImpossibleError(sentence(got, "at least one labelling that satisfies them all", where(lost), IGNORE_HINT))
     dropped = Problem(
         problem.layout,
@@ -204,7 +267,7 @@ def _without_lost(problem: Problem, coupling: str, lost: Tensor, on_impossible: 
         problem.evidence.without(lost),
         problem.budget,
     )
-    return dropped, solve(dropped, coupling)
+    return dropped, solve_with(dropped, coupling, plugs, validate=True)
 
 
 def _posterior(problem: Problem, coupled: Coupled, ignored: Tensor, x: Tensor, layout: BagLayout) -> Posterior:
@@ -220,8 +283,9 @@ def _posterior(problem: Problem, coupled: Coupled, ignored: Tensor, x: Tensor, l
         exact_bags=coupled.exact,
         converged=solution.converged,
         ignored=ignored,
-        informed=layout.restore(problem.informed, False),
+        informed=layout.restore(problem.informed if coupled.informed is None else coupled.informed, False),
         coupling=coupled.route,
         bag_weight=problem.evidence.bag_weight,
+        loop_deltas=coupled.loop_deltas,
         _problem=problem,
     )

@@ -31,6 +31,7 @@ class Posterior:
     converged: False where an iterative coupling stopped early. ignored: bags whose evidence was
         dropped.
     informed: the entries of `labels` that carry evidence.
+    loop_deltas: with a class loop, the largest change of a message in each sweep, (sweeps, B).
     """
 
     labels: Tensor
@@ -41,6 +42,7 @@ class Posterior:
     informed: Tensor
     coupling: list[str]
     bag_weight: Tensor | None = None
+    loop_deltas: Tensor | None = None
     _problem: Problem = field(repr=False, kw_only=True)
     _asked: BagLayout | None = field(default=None, repr=False, kw_only=True)  # if the problem holds more
 
@@ -51,12 +53,16 @@ class Posterior:
 
     @property
     def likelihood(self) -> str:
-        """What `log_likelihood` is: "exact", "composite", "bethe", or "mixed" over the bags."""
+        """What `log_likelihood` is, "mixed" if bags differ: exact, composite, bethe, truncated or learned."""
         names = {
             "loop": "bethe",
             "tilted": "composite",
             "independent": "composite",
             "joint": "exact",
+            "lowrank": "truncated",
+            "evolution": "learned",
+            "class_loop": "bethe",
+            "class_transition": "composite",
         }
         kinds = {
             "exact" if exact else names[route]
@@ -107,6 +113,12 @@ class Posterior:
     @cached_property
     def _blocks(self) -> tuple[list[tuple[Tensor, Tensor, Chain]], Tensor]:
         """Exact chains with their potentials, and the bags that have none."""
+        tied = {"class_loop", "class_transition"} & set(self.coupling)
+        if tied:
+            raise CouplingError(
+                f"whole labellings under a {tied.pop()}; expected classes that are independent of each other. Read the "
+                "marginals in post.labels, or call infer without class_loop."
+            )
         problem = self._problem
         u = problem.log_potential.detach()
         everything = torch.arange(len(problem.sizes), device=u.device)

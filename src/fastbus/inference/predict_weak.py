@@ -1,8 +1,9 @@
 """The weak label that predictions expect of a bag: what a rule would say of labels drawn from them.
 
 The labels of a bag are drawn one by one, so the rule's last state is reached by a plain forward pass; the weak
-label is the one of largest probability there. Classes are judged one by one: the number of instances of a class
-depends on that class's probabilities alone.
+label is the one of largest probability there. Classes are judged one by one, since what is said of a class depends
+on that class's probabilities alone; only the counts of classes that exclude each other are judged together, so that
+they fill the bag (`exclusive_counts`).
 """
 
 from __future__ import annotations
@@ -11,18 +12,24 @@ import torch
 from torch import Tensor
 
 from fastbus.errors import SupervisionError
+from fastbus.inference.exclusive_counts import exclusive_counts
 from fastbus.supervision.aggregate import LabelProportion
 from fastbus.supervision.automaton import transition_table
 from fastbus.supervision.base import Supervision
 from fastbus.supervision.pairwise import DIFFERENT, SIMILAR
 
 
-def expected_weak(supervision: Supervision, probs: Tensor, sizes: Tensor, per_class: bool) -> Tensor:
+def expected_weak(
+    supervision: Supervision, probs: Tensor, sizes: Tensor, per_class: bool, *, exclusive: bool
+) -> Tensor:
     """Most probable weak labels of flat predictions (N, C) with bag sizes (B,).
 
     Instance-level kinds return class indices (N,), confidences return the confidence itself, rules over a
     finite set of weak labels return the most probable one: (B,) about the last class, or (B, C) with
-    `per_class`. Proportions return counts, or fractions where that is their unit.
+    `per_class`. Proportions return counts, or fractions where that is their unit. With `exclusive` (a softmax
+    head) the counts of all classes sum to the bag size: they are the most probable counts together where those can
+    be listed, else the expected counts, rounded by the largest remainders. Noisy counts need not sum to anything,
+    and are the most probable report about each class.
     """
     if supervision.level != "bag":
         return probs.argmax(-1) if probs.shape[-1] > 1 else (probs[:, 0] >= 0.5).long()
@@ -36,6 +43,8 @@ def expected_weak(supervision: Supervision, probs: Tensor, sizes: Tensor, per_cl
         return _agreement(probs.reshape(len(sizes), 2, -1))
     counts = isinstance(supervision, LabelProportion)
     rule = _exact(supervision) if isinstance(supervision, LabelProportion) else supervision
+    fills = exclusive and per_class and probs.shape[-1] > 1
+    fills = fills and isinstance(rule, LabelProportion) and rule.noise is None
     candidates = rule.weak_labels(int(sizes.max()))
     if candidates is None:
         raise SupervisionError(
@@ -50,6 +59,9 @@ def expected_weak(supervision: Supervision, probs: Tensor, sizes: Tensor, per_cl
         bags = torch.nonzero(sizes == size).flatten()
         values = torch.tensor(list(rule.weak_labels(size) or ()), dtype=kind)
         rows = probs[starts[bags][:, None] + torch.arange(size)]  # (b, K, C)
+        if fills:
+            result[bags] = exclusive_counts(rows)
+            continue
         if rule.labels == "categorical":
             scores = weak_probabilities(rule, _with_complement(rows), values)
         else:

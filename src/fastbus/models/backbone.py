@@ -42,7 +42,11 @@ class Backbone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs (N, *input_shape) to logits (N, C)."""
-        logits: Tensor = self.classifier(self.features(x))
+        return self.classify(self.features(x))
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Features (N, E) to logits (N, C)."""
+        logits: Tensor = self.classifier(features)
         return logits
 
     def check(self, x: Tensor) -> None:

@@ -5,6 +5,7 @@
 | linear | any, flattened | |
 | mlp | any, flattened | hidden, num_samples, dropout, norm=None, "batch" or "layer" |
 | lenet5 | 28×28 or 32×32, 1 or 3 channels | |
+| small_cnn | images from 4×4 | |
 | resnet18, preact_resnet18 | images from 8×8 | stem_stride |
 | wrn_28_2, wrn_28_8, wrn_34_10 | images from 8×8 | slope, dropout |
 """
@@ -22,6 +23,7 @@ from fastbus.errors import InputError, choice
 from fastbus.models.backbone import Backbone, initialise, read_count, read_counts
 from fastbus.models.lenet import LeNet5
 from fastbus.models.resnet import PreActResNet18, ResNet18
+from fastbus.models.small_cnn import SmallCNN
 from fastbus.models.tables import MLP, Linear
 from fastbus.models.wide_resnet import WideResNet
 
@@ -29,6 +31,7 @@ _MAKERS: dict[str, Callable[..., Backbone]] = {
     "linear": Linear,
     "mlp": MLP,
     "lenet5": LeNet5,
+    "small_cnn": SmallCNN,
     "resnet18": ResNet18,
     "preact_resnet18": PreActResNet18,
     "wrn_28_2": partial(WideResNet, depth=28, width=2),

@@ -79,7 +79,9 @@ def agree(
 
 
 def _expected(part: Supervision, probs: Array, sizes: NDArray[np.int64], columns: bool) -> NDArray[Any]:
-    return np.asarray(expected_weak(part, torch.from_numpy(probs), torch.from_numpy(sizes), columns).numpy())
+    # counts, the only answers that depend on whether classes are exclusive, are compared as shares
+    rows, lengths = torch.from_numpy(probs), torch.from_numpy(sizes)
+    return np.asarray(expected_weak(part, rows, lengths, columns, exclusive=False).numpy())
 
 
 def _shares(

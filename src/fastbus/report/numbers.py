@@ -280,7 +280,8 @@ def _surprises(
     foretold: list[NDArray[Any] | None] = []
     for part, columns in zip(parts, classifier.weak_columns_, strict=True):
         try:
-            foretold.append(expected_weak(part, probs, torch.from_numpy(sizes), columns).numpy())
+            weak = expected_weak(part, probs, torch.from_numpy(sizes), columns, exclusive=classifier.head == "softmax")
+            foretold.append(weak.numpy())
         except SupervisionError:
             foretold.append(None)
     names = np.asarray(class_texts(classifier.classes_), dtype=object)

@@ -23,6 +23,9 @@ class TrainConfig:
     schedule: of the learning rate, after `warmup` steps. ema: decay of the averaged weights, 0 for none.
     views: whether a strong view joins the weak one. teacher: whose predictions the posterior is inferred
         from.
+    consistency: weight of the strong view's agreement with the weak one, for instances without evidence; 0 for
+        none. confidence: how probable a class must be for that. alignment: decay of the running shares of the
+        classes that predictions are aligned with, 0 for no alignment.
     accumulate: batches that make one step; clip: largest norm of a gradient, 0 for any.
     patience: epochs without a better likelihood of held-out bags before training stops; 0 to go on.
     held_out: share of the bags kept for that, 0 for none.
@@ -40,6 +43,9 @@ class TrainConfig:
     ema: float = 0.0
     views: bool = False
     teacher: Literal["online", "average"] = "online"
+    consistency: float = 0.0
+    confidence: float = 0.8
+    alignment: float = 0.99
     accumulate: int = 1
     clip: float = 0.0
     precision: Literal["32", "bf16", "16"] = "32"
@@ -65,6 +71,9 @@ class TrainConfig:
         self._number("clip", math.inf, "the largest norm of a gradient", "Pass 0 for no limit.")
         self._number("momentum", 1, "a share in [0, 1)", "Pass 0 for none.")
         self._number("ema", 1, "a decay in [0, 1)", "Pass 0 for no average.")
+        self._number("consistency", math.inf, "a weight of at least 0", "Pass 0 for none.")
+        self._number("confidence", 1, "a probability in [0, 1)", "Pass e.g. 0.8.")
+        self._number("alignment", 1, "a decay in [0, 1)", "Pass 0 for no alignment.")
         self._number("held_out", 1, "a share of the bags in [0, 1)", "Pass e.g. 0.1, or 0 for none.")
         if not isinstance(self.views, bool):
             raise InputError(f"views={self.views!r}; expected True or False. Pass the views themselves to train.")

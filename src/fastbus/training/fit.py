@@ -72,6 +72,7 @@ def train(
     Ctrl-C raises KeyboardInterrupt and leaves the checkpoint of the last full epoch.
     """
     _check(loss, config, held_out, views)
+    _check_features(network, loss)
     place = None if folder is None else Path(folder)
     state = _state_to_resume(place) if resume else None
 
@@ -121,15 +122,24 @@ def _check(loss: WeakLoss, config: TrainConfig, held_out: BagSet | None, views: 
             f"patience={config.patience} without held-out bags; expected some to watch. Keep a share of the bags, "
             "e.g. held_out=0.1, or pass patience=0."
         )
-    if config.views and views is None:
+    if (config.views or config.consistency) and views is None:
+        asked = "views=True" if config.views else f"consistency={config.consistency:g}"
         raise InputError(
-            "views=True without views; expected those of this kind of data. Pass views=build_views(...) to train, or "
-            "views=False."
+            f"{asked} without views; expected those of this kind of data. Pass views=build_views(...) to train, or "
+            "views=False and consistency=0."
         )
     if config.teacher == "average" and (loss.mode == "joint" or loss.likelihood):
         raise InputError(
             f'teacher="average" with mode={loss.mode!r} and likelihood={loss.likelihood:g}; expected mode="em" and '
             'likelihood=0, since a teacher is not differentiated. Pass teacher="online".'
+        )
+
+
+def _check_features(network: nn.Module, loss: WeakLoss) -> None:
+    if loss.evolution is not None and not all(hasattr(network, name) for name in ("features", "classify")):
+        raise InputError(
+            f"evolution= with a {type(network).__name__}; expected a network with features(x) and classify(features), "
+            "such as those of build_backbone. Give it these two methods; forward is one after the other."
         )
 
 

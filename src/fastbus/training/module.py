@@ -24,9 +24,11 @@ from fastbus.data.batches import BagBatches
 from fastbus.data.batches import Batch as BagIndices
 from fastbus.errors import InputError
 from fastbus.inference.infer import infer
+from fastbus.inference.posterior import Posterior
 from fastbus.objective import LossSums, WeakLoss
 from fastbus.training.bag_set import BagSet, Batch
 from fastbus.training.config import TrainConfig
+from fastbus.training.consistency import Consistency
 from fastbus.training.ema import MovingAverage
 from fastbus.training.views import Views
 
@@ -60,6 +62,9 @@ class WeakModule(pl.LightningModule):
         self.network = network
         self.loss = loss
         self.average = MovingAverage(network, config.ema) if config.ema else None
+        self.consistency = None
+        if config.consistency:
+            self.consistency = Consistency(config.confidence, config.alignment, loss.head)
         self.config = config
         self.views = views
         self.train_set = train_set
@@ -153,26 +158,52 @@ class WeakModule(pl.LightningModule):
         weak_view, strong_view = batch.instances, None
         if self.views is not None:
             weak_view = self.views.weak(batch.instances, self._generator)
-        if self.views is not None and two_views:
+        if self.views is not None and (two_views or self.consistency is not None):
             strong_view = self.views.strong(batch.instances, self._generator)
-        logits = self.network(weak_view)
+        logits, features = self._predict(weak_view)
         strong = None if strong_view is None else self.network(strong_view)
         taught = self.average is not None and self.config.teacher == "average"
         teacher = self.average(weak_view) if self.average is not None and taught else logits
         # networks run in low precision, inference and losses never do
         with torch.autocast(self.device.type, enabled=False):
             posterior = None
-            if taught or two_views:
-                posterior = self.loss.posterior(_full(teacher), batch.weak, bag_sizes=batch.sizes)
-            sums = self.loss.sums(_full(logits), batch.weak, posterior=posterior, **given)
-            if strong is None:
-                return sums
-            more = self.loss.sums(_full(strong), batch.weak, posterior=posterior, **given)
-            return LossSums(sums.per_bag + more.per_bag, sums.terms + more.terms)
+            if taught or strong is not None:
+                read: dict[str, Any] = {"bag_sizes": batch.sizes, "features": features}
+                posterior = self.loss.posterior(_full(teacher), batch.weak, **read)
+            sums = self.loss.sums(_full(logits), batch.weak, posterior=posterior, features=features, **given)
+            if strong is not None and two_views:
+                more = self.loss.sums(_full(strong), batch.weak, posterior=posterior, **given)
+                sums = LossSums(sums.per_bag + more.per_bag, sums.terms + more.terms)
+            if strong is not None and posterior is not None and self.consistency is not None:
+                sums = self._consistent(sums, batch, _full(teacher), _full(strong), posterior)
+            return sums
+
+    def _predict(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits, and the features they were made from where the loss learns from these too."""
+        if self.loss.evolution is None:
+            return self.network(x), None
+        network: Any = self.network
+        features: Tensor = network.features(x)
+        return network.classify(features), _full(features)
+
+    def _consistent(
+        self, sums: LossSums, batch: Batch, teacher: Tensor, strong: Tensor, posterior: Posterior
+    ) -> LossSums:
+        """Add what instances without evidence learn from their own weak views."""
+        assert self.consistency is not None
+        weights = batch.sample_weights * batch.bag_weights.repeat_interleave(batch.sizes)
+        found = self.consistency(
+            teacher.detach(), strong, posterior.labels.detach(), posterior.informed, weights, self._over_processes
+        )
+        first = torch.zeros_like(sums.per_bag)
+        first[0] = 1  # which bag a term is written to does not matter: only their sum is used
+        return LossSums(sums.per_bag + first * (self.config.consistency * found.total), sums.terms + found.terms)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         config = self.config
-        parameters = [p for p in self.network.parameters() if p.requires_grad]
+        # a loss may have something to learn too, e.g. the factors of a class loop
+        learned = (*self.network.parameters(), *self.loss.parameters())
+        parameters = [p for p in learned if p.requires_grad]
         if config.optimizer == "sgd":
             return torch.optim.SGD(
                 parameters,
@@ -251,6 +282,7 @@ class WeakModule(pl.LightningModule):
                 coupling=self.loss.coupling,
                 on_impossible=self.loss.on_impossible,
                 budget=self.loss.budget,
+                class_loop=self.loss.class_loop,
             )
             sums[0] -= (post.log_likelihood.double() * batch.bag_weights).sum()
             sums[1] += batch.bag_weights.sum()

@@ -7,7 +7,7 @@ evenly over the rows, since their statement holds for any draw.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from fastbus.supervision.base import Supervision
 from fastbus.supervision.incomplete import UnlabeledUnlabeled
 from fastbus.training.bag_set import BagSet
 
-MAX_BAGS, MAX_PADDED, MAX_DRAW = 512, 16_384, 1024
+MAX_BAGS, MAX_PADDED, MAX_DRAW, MAX_FORWARD = 512, 16_384, 1024, 4096
 
 
 class SetPosterior(NamedTuple):
@@ -116,7 +116,19 @@ def split_bags(data: BagSet, share: float, seed: int) -> tuple[BagSet, BagSet | 
 
 
 @torch.no_grad()
-def forward_rows(network: nn.Module, rows: Tensor) -> Tensor:
-    """Logits (N, C) of all rows, in evaluation mode and in parts."""
+def forward_rows(
+    network: nn.Module,
+    rows: Tensor,
+    prepare: Callable[[Tensor], Tensor] | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Logits (N, C) on the CPU of all rows, prepared, in evaluation mode and in parts."""
     network.eval()
-    return torch.cat([network(part) for part in rows.split(4096)])
+    if device is not None:
+        network.to(device)
+    found = []
+    for part in rows.split(MAX_FORWARD):
+        ready = part if prepare is None else prepare(part)
+        found.append(network(ready if device is None else ready.to(device)).cpu())
+    network.cpu()
+    return torch.cat(found)

@@ -1,0 +1,1 @@
+"""What the learned network adds to exact inference: `fastbus bench ablation`."""

@@ -1,0 +1,1 @@
+"""Real small data sets under their usual protocols: ours beside trivial baselines, peers and published figures."""

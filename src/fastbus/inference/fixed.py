@@ -1,0 +1,94 @@
+"""Posteriors of fixed shape: weak labels read once, then tensor operations that never wait for the device.
+
+Each class takes the flat logits (M, C) of a step and where its bags lie, and returns targets (M, C); rows outside
+of bags get anything. They equal `infer` on the same bags (a test says so).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Step(NamedTuple):
+    """One batch on the device: rows (M,) of the set, and its bags (B,)."""
+
+    rows: Tensor
+    bags: Tensor
+    starts: Tensor
+    sizes: Tensor
+
+
+class FixedPosterior(Protocol):
+    def __call__(self, logits: Tensor, step: Step) -> Tensor: ...
+
+
+class Lattice:
+    """Exact counts (B, C), or classes seen (B, C) 0/1, of bags under a softmax head."""
+
+    def __init__(self, weak: Tensor, sizes: Tensor, *, seen: bool) -> None:
+        from fastbus.inference.kernels.lattice import lattice_points
+
+        self.weak, self.seen = weak, seen
+        self.longest = int(sizes.max())
+        self.points = int(lattice_points(weak, seen=seen).max())
+
+    def __call__(self, logits: Tensor, step: Step) -> Tensor:
+        from fastbus.inference.kernels.lattice import solve_lattice
+
+        weak = self.weak[step.bags] * (step.sizes > 0)[:, None]
+        posterior, _ = solve_lattice(
+            logits, step.starts, step.sizes, weak, seen=self.seen, longest=self.longest, points=self.points
+        )
+        return posterior
+
+
+class Instances:
+    """Evidence about single instances: log P(w | y), (N, C)."""
+
+    def __init__(self, log_evidence: Tensor) -> None:
+        self.log_evidence = log_evidence
+
+    def __call__(self, logits: Tensor, step: Step) -> Tensor:
+        return torch.softmax(logits.double() + self.log_evidence[step.rows], 1).float()
+
+
+class Pairs:
+    """Two instances of two classes: weights of the four labellings (0,0), (0,1), (1,0), (1,1).
+
+    weights (B, 4): P(w | labelling). `target` (B,) sets the probability that both agree instead (Jeffrey's rule),
+    `difference` (B,) the mean of second minus first, by the nearest distribution that has it.
+    """
+
+    def __init__(
+        self, weights: Tensor | None = None, target: Tensor | None = None, difference: Tensor | None = None
+    ) -> None:
+        self.weights, self.target, self.difference = weights, target, difference
+
+    def __call__(self, logits: Tensor, step: Step) -> Tensor:
+        p = torch.softmax(logits.double(), 1).reshape(-1, 2, 2)  # (B, first or second, class)
+        joint = (p[:, 0, :, None] * p[:, 1, None, :]).flatten(1)  # (B, 4)
+        tiny = torch.finfo(torch.float64).tiny
+        if self.target is not None:
+            same = self.target[step.bags].double()[:, None]
+            agree = joint * joint.new_tensor([1.0, 0.0, 0.0, 1.0])
+            differ = joint - agree
+            joint = same * agree / agree.sum(1, keepdim=True).clamp(min=tiny)
+            joint = joint + (1 - same) * differ / differ.sum(1, keepdim=True).clamp(min=tiny)
+        elif self.difference is not None:
+            d = self.difference[step.bags].double()
+            up, down = joint[:, 1], joint[:, 2]
+            even = joint[:, 0] + joint[:, 3]
+            # the positive root of (1 - d) up t^2 - d even t - (1 + d) down = 0
+            root = torch.sqrt((d * even) ** 2 + 4 * (1 - d * d) * up * down)
+            t = (d * even + root) / (2 * (1 - d) * up).clamp(min=tiny)
+            joint = joint * torch.stack([torch.ones_like(t), t, 1 / t.clamp(min=tiny), torch.ones_like(t)], 1)
+        else:
+            assert self.weights is not None
+            joint = joint * self.weights[step.bags]
+        joint = joint / joint.sum(1, keepdim=True).clamp(min=tiny)
+        first, second = joint[:, 2] + joint[:, 3], joint[:, 1] + joint[:, 3]
+        positive = torch.stack([first, second], 1).reshape(-1)
+        return torch.stack([1 - positive, positive], 1).float()

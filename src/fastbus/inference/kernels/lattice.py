@@ -1,0 +1,201 @@
+"""The joint lattice of exact counts, or of classes seen, under a softmax head: one launch for the whole E-step.
+
+A program solves one bag. It keeps the classes that the bag holds, tilts them until their expected counts agree
+with the known ones (the posterior does not change, and nothing underflows), walks the lattice forward and
+backward in float64, and writes posteriors and the log-likelihood. Classes come in descending order of counts:
+the first has no axis, since its count follows from the others.
+Shapes: N instances in all, C classes, B bags, P classes a bag holds at most.
+"""
+
+# Kernels are compiled by Triton, whose language has types of its own.
+# mypy: disable-error-code="import-not-found,no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+POINTS = 128  # lattice points a program handles at a time
+TILTS = 12
+
+
+@triton.jit
+def _solve(
+    logits,  # (N, C) float32
+    starts,  # (B,) int64: first instance of each bag
+    sizes,  # (B,) int64
+    names,  # (B, P) int64: classes that the bag holds
+    counts,  # (B, P) int64: in descending order, 0 for no class
+    scratch,  # (B, 2, K + 1, Z) float64: forward and backward messages
+    tilted,  # (B, K, P2) float64
+    strides,  # (B, 2, P2) int32: strides and radices
+    posterior,  # (N, C) float32, zeros
+    likelihood,  # (B,) float64
+    C,
+    P,
+    K,
+    Z,
+    P2: tl.constexpr,
+    K2: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SEEN: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    bag = tl.program_id(0)
+    start = tl.load(starts + bag)
+    size = tl.load(sizes + bag).to(tl.int32)
+    column = tl.arange(0, P2)
+    row = tl.arange(0, K2)
+    count = tl.load(counts + bag * P + column, mask=column < P, other=0).to(tl.int32)
+    name = tl.load(names + bag * P + column, mask=column < P, other=0)
+    held = count > 0
+    real = row < size
+
+    # log probabilities of all classes need their sum, of which the bag may hold only a few
+    total = tl.zeros((K2,), tl.float64)
+    peak = tl.full((K2,), float("-inf"), tl.float64)
+    c = 0
+    while c < C:
+        value = tl.load(logits + (start + row) * C + c, mask=real, other=0.0).to(tl.float64)
+        higher = tl.maximum(peak, value)
+        total = total * tl.exp(peak - higher) + tl.exp(value - higher)
+        peak = higher
+        c += 1
+    cell = (start + row)[:, None] * C + name[None, :]
+    inside = real[:, None] & held[None, :]
+    x = tl.load(logits + cell, mask=inside, other=float("-inf")).to(tl.float64)
+    top = tl.max(x, 1)
+    top = tl.where(real & (top > float("-inf")), top, 0.0)
+    p = tl.where(inside, tl.exp(x - top[:, None]), 0.0)
+    norm = tl.where(real, tl.sum(p, 1), 1.0)
+    p = p / norm[:, None]
+    level = tl.sum(tl.where(real, top + tl.log(norm) - peak - tl.log(total), 0.0), 0)
+
+    # tilting: multiply each class by what its expected count lacks
+    wanted = tl.where(held, count, 1).to(tl.float64)
+    if not SEEN:
+        for _ in range(STEPS):
+            expected = tl.sum(p, 0)
+            factor = tl.where(held & (expected > 0), wanted / tl.where(expected > 0, expected, 1.0), 1.0)
+            p = p * factor[None, :]
+            norm = tl.where(real, tl.sum(p, 1), 1.0)
+            p = p / norm[:, None]
+            level += tl.sum(tl.log(norm), 0) - tl.sum(tl.where(held, wanted * tl.log(factor), 0.0), 0)
+    tl.store(tilted + (bag * K + row)[:, None] * P2 + column[None, :], p, mask=(row < K)[:, None])
+
+    free = (column == 0) & (not SEEN)
+    radix = tl.where(held & ~free, (1 if SEEN else count) + 1, 1)
+    through = tl.cumprod(radix, 0)
+    stride = through // radix
+    points = tl.max(through, 0)
+    tl.store(strides + (bag * 2) * P2 + column, stride)
+    tl.store(strides + (bag * 2 + 1) * P2 + column, radix)
+
+    ahead = scratch + bag * 2 * (K + 1) * Z
+    back = ahead + (K + 1) * Z
+    point = tl.arange(0, BLOCK)
+    z0 = 0
+    while z0 < points:
+        z = z0 + point
+        tl.store(ahead + z, tl.where(z == 0, 1.0, 0.0).to(tl.float64), mask=z < points)
+        tl.store(back + size * Z + z, tl.where(z == points - 1, 1.0, 0.0).to(tl.float64), mask=z < points)
+        z0 += BLOCK
+    tl.debug_barrier()
+    k = 0
+    while k < size:
+        weight = tl.load(tilted + (bag * K + k) * P2 + column)
+        z0 = 0
+        while z0 < points:
+            z = z0 + point
+            digit = (z[:, None] // stride[None, :]) % radix[None, :]
+            moved = (digit > 0) & held[None, :] & (z < points)[:, None]
+            before = tl.load(ahead + k * Z + z[:, None] - stride[None, :], mask=moved, other=0.0)
+            here = tl.load(ahead + k * Z + z, mask=z < points, other=0.0)
+            stays = (moved & SEEN) | (free & held)[None, :]
+            before += tl.where(stays, here[:, None], 0.0)
+            tl.store(ahead + (k + 1) * Z + z, tl.sum(before * weight[None, :], 1), mask=z < points)
+            z0 += BLOCK
+        tl.debug_barrier()
+        k += 1
+    reached = tl.load(ahead + size * Z + points - 1)
+    tl.store(likelihood + bag, tl.log(reached) + level)
+
+    j = 0
+    while j < size:
+        k = size - 1 - j
+        weight = tl.load(tilted + (bag * K + k) * P2 + column)
+        belief = tl.zeros((P2,), tl.float64)
+        z0 = 0
+        while z0 < points:
+            z = z0 + point
+            digit = (z[:, None] // stride[None, :]) % radix[None, :]
+            known = (z < points)[:, None] & held[None, :]
+            moves = (digit < radix[None, :] - 1) & known
+            after = tl.load(back + (k + 1) * Z + z[:, None] + stride[None, :], mask=moves, other=0.0)
+            here = tl.load(back + (k + 1) * Z + z, mask=z < points, other=0.0)
+            stays = known & (((digit > 0) & SEEN) | free[None, :])
+            after += tl.where(stays, here[:, None], 0.0)
+            alpha = tl.load(ahead + k * Z + z, mask=z < points, other=0.0)
+            belief += tl.sum(after * alpha[:, None], 0)
+            tl.store(back + k * Z + z, tl.sum(after * weight[None, :], 1), mask=z < points)
+            z0 += BLOCK
+        belief = belief * weight
+        q = belief / tl.sum(belief, 0)
+        tl.store(posterior + (start + k) * C + name, q.to(tl.float32), mask=held)
+        tl.debug_barrier()
+        j += 1
+
+
+def solve_lattice(
+    logits: Tensor, starts: Tensor, sizes: Tensor, counts: Tensor, *, seen: bool, longest: int, points: int
+) -> tuple[Tensor, Tensor]:
+    """Posterior (N, C) float32 and log-likelihood (B,) float64 of bags in flat logits (N, C).
+
+    counts (B, C): exact counts that sum to the sizes, or with `seen` which classes occur, 0/1.
+    longest, points: bounds on the size of a bag and of its lattice; `lattice_points` gives the latter.
+    """
+    N, C = logits.shape
+    B = len(sizes)
+    P = min(C, longest)
+    held, names = torch.sort(counts, dim=1, descending=True, stable=True)
+    held, names = held[:, :P].contiguous(), names[:, :P].contiguous()
+    P2 = max(2, triton.next_power_of_2(P))
+    scratch = logits.new_empty(B * 2 * (longest + 1) * points, dtype=torch.float64)
+    tilted = logits.new_empty(B * longest * P2, dtype=torch.float64)
+    strides = torch.empty(B * 2 * P2, dtype=torch.int32, device=logits.device)
+    posterior = torch.zeros(N, C, dtype=torch.float32, device=logits.device)
+    likelihood = torch.empty(B, dtype=torch.float64, device=logits.device)
+    launch: Any = _solve[(B,)]
+    launch(
+        logits.float().contiguous(),
+        starts,
+        sizes,
+        names,
+        held,
+        scratch,
+        tilted,
+        strides,
+        posterior,
+        likelihood,
+        C,
+        P,
+        longest,
+        points,
+        P2=P2,
+        K2=triton.next_power_of_2(max(longest, 2)),
+        BLOCK=POINTS,
+        SEEN=seen,
+        STEPS=TILTS,
+    )
+    return posterior, likelihood
+
+
+def lattice_points(counts: Tensor, *, seen: bool) -> Tensor:
+    """Size of each bag's lattice, (B,)."""
+    if seen:
+        return 2 ** (counts > 0).sum(1)
+    return (counts + 1).prod(1) // (counts.amax(1) + 1)
