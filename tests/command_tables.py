@@ -29,6 +29,25 @@ def digit_arrays(folder: Path, rows: int = 400) -> Path:
     return folder / "digits.npz"
 
 
+def digit_pictures(folder: Path, rows: int = 360) -> Path:
+    """A folder of the digits 0 to 4 as PNG files, in bags of four with the counts of the classes."""
+    from PIL import Image
+
+    data = load_digits(n_class=5)
+    folder.mkdir()
+    for row in range(rows):
+        Image.fromarray((data.images[row] * 15).astype(np.uint8)).save(folder / f"{row}.png")
+    label, bag = data.target[:rows], np.arange(rows) // 4
+    frame = pd.DataFrame({"bag": bag, "image": [f"{row}.png" for row in range(rows)], "label": label})
+    counts = np.zeros((rows // 4, 5), dtype=int)
+    np.add.at(counts, (bag, label), 1)
+    write(frame, folder / "instances.csv")
+    table = pd.DataFrame(counts, columns=[f"weak_{name}" for name in range(5)])
+    table.insert(0, "bag", range(len(table)))
+    write(table, folder / "bags.csv")
+    return folder
+
+
 def digest(run: Path) -> str:
     """The checksum over the whole state of a saved classifier; its bytes may list the header in another order."""
     from safetensors import safe_open

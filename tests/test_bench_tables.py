@@ -2,20 +2,21 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from fastbus.bags import Bags
 from fastbus.bench.tables import mil
 from fastbus.bench.tables.entries import Entry, Progress, Source, find_source
-from fastbus.bench.tables.mil_rules import AtLeastShare
+from fastbus.bench.tables.mil_ensemble import candidate_odds, combined, fold_numbers, undecided
+from fastbus.bench.tables.mil_network import ManyNetworks
+from fastbus.bench.tables.mil_rules import ShareOfPositives
 from fastbus.bench.tables.records import append_record, as_record, newest, read_records
 from fastbus.bench.tables.render import as_markdown
 from fastbus.cli import main
-from fastbus.ensemble import WeakEnsemble, mixture_weights
-from fastbus.errors import DataError, InputError, SupervisionError
-from fastbus.learner import WeakClassifier
+from fastbus.errors import DataError, SupervisionError
 from fastbus.testing import check_supervision
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -28,7 +29,7 @@ ENTRY = Entry("musk1", "bag accuracy", "majority", "trivial", 0.5, 0.01, 2, 1.5,
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same path with less work in it."""
     monkeypatch.setattr(mil, "FOLDS", 2)
-    monkeypatch.setattr(mil, "SETTINGS", mil.SETTINGS | {"members": 1, "epochs": 10})
+    monkeypatch.setattr(mil, "SETTINGS", mil.SETTINGS | {"copies": 2, "rules": [[0.5, 0.0]]})
     monkeypatch.setattr(mil, "SINGLE", mil.SINGLE | {"epochs": 2})
     monkeypatch.setattr(mil, "installed", lambda package: None)
 
@@ -47,7 +48,7 @@ def test_a_run_beats_the_majority_and_is_not_repeated(tmp_path: Path, capsys: py
     assert (tmp_path / "tables.jsonl").read_text() == log
     table = capsys.readouterr().out
     assert "musk1" in table and "attention MIL 89.2" in " ".join(table.split())
-    assert "| musk1 |" in (tmp_path / "tables.md").read_text()
+    assert "## musk1" in (tmp_path / "tables.md").read_text()
 
 
 @needs_shared
@@ -125,51 +126,63 @@ def test_the_source_that_is_missing(tmp_path: Path) -> None:
         find_source(str(tmp_path / "nowhere"))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
-def test_the_rule_keeps_the_contract(share: float) -> None:
-    check_supervision(AtLeastShare(share))
+@pytest.mark.parametrize("softness", [0.0, 0.05, 0.2])
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.5, 1.0])
+def test_the_rule_keeps_the_contract(threshold: float, softness: float) -> None:
+    check_supervision(ShareOfPositives(threshold, softness))
 
 
 def test_the_rule_counts() -> None:
-    import torch
+    yes = torch.tensor([1])
+    assert ShareOfPositives(0.3).evidence(torch.arange(11), yes).tolist() == [False] * 3 + [True] * 8  # 3 of 10
+    soft = ShareOfPositives(0.5, 0.25).evidence(torch.arange(3), yes)  # 0, 1 and 2 of 2
+    np.testing.assert_allclose(soft, [1 / (1 + np.exp(2)), 0.5, 1 / (1 + np.exp(-2))], rtol=1e-12)
+    hardly_soft = ShareOfPositives(0.05, 1e-4).evidence(torch.arange(5), yes)
+    np.testing.assert_allclose(hardly_soft, [0, 1, 1, 1, 1], atol=1e-12)  # one positive is enough
 
-    says_yes = AtLeastShare(0.3).evidence(torch.arange(11), torch.tensor([1]))  # 3 of 10 are enough
-    assert says_yes.tolist() == [False] * 3 + [True] * 8
-    with pytest.raises(SupervisionError, match="share"):
-        AtLeastShare(1.5)
+
+@pytest.mark.parametrize("given", [{"threshold": 1.5}, {"threshold": 0.5, "softness": -1.0}], ids=str)
+def test_rules_refused(given: dict[str, float]) -> None:
+    with pytest.raises(SupervisionError, match=list(given)[-1]):
+        ShareOfPositives(**given)
 
 
-def test_weights_follow_the_likelihood() -> None:
-    sure, unsure = np.full(50, 0.9), np.full(50, 0.5)
-    weights = mixture_weights(np.stack([sure, unsure]))
-    assert weights[0] > 0.95 and weights.sum() == pytest.approx(1)
-    assert mixture_weights(np.stack([sure, sure])) == pytest.approx([0.5, 0.5])
+def test_networks_of_one_module_do_not_share_parameters() -> None:
+    networks = ManyNetworks(4, copies=3, hidden=5, dropout=0.0, start=0.2, seed=0)
+    x = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
+    assert networks(x).shape == (7, 6)
+    networks(x)[:, 1].sum().backward()
+    first, linear = networks.first.weight.grad, networks.linear.weight.grad
+    assert first is not None and linear is not None
+    assert first[5:10].abs().sum() > 0 and first[:5].abs().sum() == 0 and first[10:].abs().sum() == 0
+    assert linear.abs().sum() == 0
+    np.testing.assert_allclose(networks(x)[:, 3:].sigmoid().detach(), 0.2, rtol=1e-6)  # linear maps begin there
+
+
+def test_bags_begin_undecided() -> None:
+    assert 1 - (1 - undecided(ShareOfPositives(0.0), 7)) ** 7 == pytest.approx(0.5)
+    assert undecided(ShareOfPositives(0.5, 0.2), 7) == 0.5
 
 
 @needs_shared
-def test_an_ensemble_averages_its_members() -> None:
+def test_a_network_learns_nothing_from_the_bags_of_its_fold() -> None:
     arrays = Source(SHARED).load("mil_musk1")
-    x, ids, labels = arrays["x"], arrays["bag"], arrays["bag_label"].astype(int)
-    base = WeakClassifier("multi_instance", head="sigmoid", epochs=2)
-    clf = WeakEnsemble(base, members=2, random_state=0).fit(x, labels, bags=ids)
-    first, second = clf.estimators_[0]
-    mean = (first.predict_proba(x) + second.predict_proba(x)) / 2
-    assert not np.allclose(first.predict_proba(x), second.predict_proba(x))
-    np.testing.assert_allclose(clf.predict_proba(x), mean, rtol=1e-12)
-    # one positive instance is enough: 1 - prod(1 - p) of each member, then the mean
-    any_positive = [
-        [1 - np.prod(1 - member.predict_proba(x)[ids == bag, 1]) for bag in range(len(labels))]
-        for member in (first, second)
-    ]
-    np.testing.assert_allclose(clf.weak_proba(x, ids), np.mean(any_positive, 0), rtol=1e-9)
-    again = WeakEnsemble(base, members=2, random_state=0).fit(x, labels, bags=ids)
-    np.testing.assert_array_equal(again.predict_proba(x), clf.predict_proba(x))
+    bags = Bags.from_ids(arrays["x"].astype(np.float64), arrays["bag"])
+    labels = arrays["bag_label"].astype(np.int64)[bags.ids]
+    fold = fold_numbers(labels, 2, seed=0)
+    assert abs(int((fold == 0).sum()) - 46) <= 1 and set(fold.tolist()) == {0, 1}
+    settings = mil.SETTINGS | {"copies": 2, "rules": [[0.5, 0.2]], "epochs": 3}
+    test = bags.subset(np.arange(5))
+    known, unseen = candidate_odds(bags, labels, fold, test, 0, **settings)
+    assert known.shape == (92, 2) and unseen.shape == (5, 2)
+    flipped, _ = candidate_odds(bags, np.where(fold == 0, 1 - labels, labels), fold, test, 0, **settings)
+    np.testing.assert_allclose(flipped[fold == 0], known[fold == 0], atol=1e-5)
+    assert np.abs(flipped[fold == 1] - known[fold == 1]).max() > 0.01
 
 
-@pytest.mark.parametrize(
-    "options", [{"candidates": None}, {"candidates": ["a"]}, {"members": 0}, {"held_out": 1.0}], ids=str
-)
-def test_ensembles_refused(options: dict[str, Any]) -> None:
-    given = {"candidates": WeakClassifier("multi_instance")} | options
-    with pytest.raises(InputError, match=next(iter(options))):
-        WeakEnsemble(**given).fit(np.zeros((4, 2)), [0, 1], bags=[0, 0, 1, 1])
+def test_a_candidate_that_errs_by_a_constant_is_put_right() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(200) % 2
+    useful = 2.0 * labels - 1 + rng.normal(size=200) / 4 - 3  # the sign alone would always say no
+    known = np.stack([useful, rng.normal(size=200)], 1)
+    assert (combined(known[:100], labels[:100], known[100:], [1.0, 10.0], 0) == labels[100:]).mean() > 0.97

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import fastbus
-from command_tables import digest, digit_arrays, iris_files
+from command_tables import digest, digit_arrays, digit_pictures, iris_files
 from fastbus import cli
 from fastbus.learner import WeakClassifier
 
@@ -135,14 +135,53 @@ def test_a_config_merges_with_flags(trained: Path, tmp_path: Path, capsys: Captu
     settings: dict[str, Any] = {"instances": os.path.relpath(trained / "iris.csv", tmp_path), "epochs": 9}
     settings |= {"bags": os.path.relpath(trained / "bags.csv", tmp_path), "supervision": "label_proportion"}
     settings |= {"learning-rate": 0.01, "calibrate": True, "option": {"unit": "count"}}
+    settings |= {"views": {"jitter": 0.1}, "train-option": {"optimizer": "sgd", "precision": 32, "clip": 2}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings))
     summary = answer(capsys, "fit", "--epochs", 2, "--config", tmp_path / "run.yaml", "--out", tmp_path / "run")
     assert summary["epochs"] == 2, "the flag wins, wherever it stands"
     kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert kept["learning_rate"] == 0.01 and kept["calibrate"] is True and kept["option"] == {"unit": "count"}
+    saved = WeakClassifier.load(tmp_path / "run")
+    assert saved.views == {"jitter": 0.1}
+    assert saved.train_options == {"optimizer": "sgd", "precision": "32", "clip": 2}
     again = answer(capsys, "fit", "--config", tmp_path / "run" / "config.yaml", "--out", tmp_path / "again")
     assert again["loss"] == summary["loss"], "the config of a run repeats it"
     assert digest(tmp_path / "run") == digest(tmp_path / "again")
+    for name in ("metrics.jsonl", "summary.json", "model.json", "data.json"):  # no clock is in any of them
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
+    first, second = (json.loads((tmp_path / run / "report.json").read_text()) for run in ("run", "again"))
+    assert first["run"].pop("seconds") > 0 and second["run"].pop("seconds") > 0
+    assert first | {"title": ""} == second | {"title": ""}
+
+
+def test_flags_of_training_reach_the_classifier(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    words = ["fit", trained / "iris.csv", "--bags", trained / "bags.csv", *PROPORTION, "--epochs", 1]
+    words += ["--views", "on", "--train-option", "schedule=constant", "--train-option", "clip=1e-3"]
+    answer(capsys, *words, "--ema", 0.9, "--train-option", "teacher=average", "--out", tmp_path / "run")
+    saved = WeakClassifier.load(tmp_path / "run")
+    assert saved.views is True and saved.ema == 0.9
+    assert saved.train_options == {"schedule": "constant", "clip": 0.001, "teacher": "average"}
+
+
+def test_fit_resume_and_predict_a_folder_of_pictures(tmp_path: Path, capsys: Capture) -> None:
+    folder = digit_pictures(tmp_path / "photos")
+    words = ["fit", folder, "--supervision", "label_proportion", "--epochs", 12, "--views", "{pad: 1, cutout: 0}"]
+    summary = answer(capsys, *words, "--backbone", "small_cnn", "--out", tmp_path / "run")
+    assert summary["instances"] == 360 and summary["bags"] == 90
+    assert summary["accuracy_on_these_instances"] > 0.8 > summary["most_frequent_class"]
+    answer(capsys, "predict", tmp_path / "run", folder, "--out", tmp_path / "p.csv", "--bags-out", tmp_path / "b.csv")
+    predicted = pd.read_csv(tmp_path / "p.csv")["predicted"]
+    right = (predicted == pd.read_csv(folder / "instances.csv")["label"]).mean()
+    assert right == pytest.approx(summary["accuracy_on_these_instances"])
+    larger = ["--image-size", "32,32", "--backbone", "lenet5"]
+    words = ["fit", folder, "--supervision", "label_proportion", "--epochs", 1, *larger, "--out", tmp_path / "lenet"]
+    answer(capsys, *words)
+    (tmp_path / "lenet" / "summary.json").unlink()
+    before = digest(tmp_path / "lenet")
+    answer(capsys, "resume", tmp_path / "lenet")
+    assert digest(tmp_path / "lenet") == before
+    summary = answer(capsys, "predict", tmp_path / "lenet", folder, "--out", tmp_path / "p2.csv")
+    assert summary["instances"] == 360, "scaled as fitted"
 
 
 def test_fit_replaces_a_finished_run_only_when_forced(trained: Path, tmp_path: Path, capsys: Capture) -> None:

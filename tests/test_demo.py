@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fastbus.bench.demo import as_json, as_table
 from fastbus.bench.demo_kinds import KINDS, POSITIVES, SCORER_IMAGES
+from fastbus.bench.demo_limits import labels_worth
 from fastbus.bench.demo_run import DemoResult, Row, _matched, make_task, run_demo, split_digits
 from fastbus.bench.demo_selection import hold_out
 from fastbus.errors import InputError
@@ -140,6 +141,12 @@ def test_bags_held_out_for_the_choice_of_settings_share_no_image(name: str) -> N
         assert held.bags is not None
         for bag, told in enumerate(counts):
             assert told.tolist() == np.bincount(held.truth[held.bags == bag], minlength=10).tolist()
+
+
+def test_a_wrong_class_is_worth_a_twentieth_of_a_label() -> None:
+    assert labels_worth(1347, 10, 9) == 1347  # nine wrong classes leave the true one
+    assert labels_worth(1347, 10, 1) == 62  # 1347 log(10/9) / log(10) = 61.6
+    assert labels_worth(1000, 2, 1) == 1000
 
 
 def test_progress_is_told_before_every_row() -> None:

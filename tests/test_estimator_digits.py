@@ -1,6 +1,7 @@
 """Accuracies on real data beside the majority class and the supervised ceiling.
 
-Thresholds guard against regressions and lie well below what was measured; no setting is chosen by them.
+Thresholds guard against regressions and lie at least 3 points below what was measured (in the comments); no setting
+is chosen by them.
 """
 
 from pathlib import Path
@@ -28,17 +29,18 @@ def supervised() -> float:
 
 
 def test_supervised_ceiling(supervised: float) -> None:
-    assert supervised > 0.96
+    print(f"supervised: {supervised:.3f}, majority {MAJORITY:.3f}")
+    assert supervised > 0.94  # 97.6
 
 
 @pytest.mark.parametrize(
     ("kind", "options", "bags", "gap"),
     [
-        ("label_proportion", {}, IDS, 0.05),
-        ("multi_instance", {}, IDS, 0.05),
-        ("partial_label", {"ratio": 0.3, "rng": 0}, None, 0.05),
-        ("noisy_label", {"rate": 0.3, "rng": 0}, None, 0.08),
-        ("semi_supervised", {"labelled": 0.2, "rng": 0}, None, 0.08),
+        ("label_proportion", {}, IDS, 0.05),  # 96.4
+        ("multi_instance", {}, IDS, 0.05),  # 96.2
+        ("partial_label", {"ratio": 0.3, "rng": 0}, None, 0.05),  # 95.8
+        ("noisy_label", {"rate": 0.3, "rng": 0}, None, 0.08),  # 94.2
+        ("semi_supervised", {"labelled": 0.2, "rng": 0}, None, 0.08),  # 94.2
     ],
 )
 def test_weak_labels_come_close(kind: str, options: dict[str, Any], bags: Any, gap: float, supervised: float) -> None:
@@ -52,7 +54,7 @@ def test_positives_and_unlabelled() -> None:
     odd = Y_TRAIN % 2
     known = (odd == 1) & (np.random.default_rng(0).random(len(odd)) < 0.3)
     prior = float(odd[~known].mean())
-    clf = WeakClassifier(PositiveUnlabeled(prior), **FIT | {"epochs": 5}).fit(X_TRAIN, np.where(known, 1, -1))
+    clf = WeakClassifier(PositiveUnlabeled(prior), **FIT).fit(X_TRAIN, np.where(known, 1, -1))
     accuracy = clf.score(X_TEST, Y_TEST % 2)
     print(f"positive_unlabeled: {accuracy:.3f}, majority 0.5")
     assert accuracy > 0.8

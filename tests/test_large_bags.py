@@ -2,13 +2,21 @@
 
 import pytest
 import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import grad, vmap
 from torch.nn.functional import logsigmoid
 
+import fastbus
+from catalogue import CASES, infer, random_batch
+from fastbus.bench import large_bags
+from fastbus.inference import count_routes
 from fastbus.inference.count import solve_count
 from fastbus.inference.count_routes import partition_count, solve_counts
 from fastbus.inference.ending import Ending, SoftEnding
 from fastbus.inference.quadrature import solve_hard_count
 from fastbus.inference.shift import solve_mean
+from fastbus.oracle import enumerate_posterior
+from tensors import close, leaf
 
 torch.set_num_threads(1)
 INF = float("inf")
@@ -95,3 +103,123 @@ def test_mixed_batches_are_put_back_in_order():
     u, lengths = potentials(normal(4, 80)), torch.tensor([80, 80, 80, 44])
     mixed, plain = solve_counts(u, lengths, Ending(evidence)), partition_count(u, lengths, Ending(evidence))
     torch.testing.assert_close([mixed[0].exp(), mixed[1]], [plain[0].exp(), plain[1]], rtol=1e-12, atol=1e-10)
+
+
+# -- through infer -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def always_quadrature(monkeypatch):
+    """Bags of every size are large; yields how many batches took that road."""
+    taken = []
+
+    def noted(*given):
+        taken.append(given[0].shape)
+        return solve_hard_count(*given)
+
+    monkeypatch.setattr(count_routes, "LARGE", 0)
+    monkeypatch.setattr(count_routes, "solve_hard_count", noted)
+    return taken
+
+
+ONE_COUNT = [
+    f"{kind}-{form}"
+    for kind, forms in {
+        "label_proportion": ("sigmoid1", "sigmoid2", "binary"),
+        "label_proportion-fraction": ("sigmoid1", "sigmoid2", "binary"),
+        "positive_unlabeled-count": ("sigmoid1", "softmax2"),
+        "unlabeled_unlabeled-count": ("sigmoid1", "softmax2"),
+    }.items()
+    for form in forms
+]
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+@pytest.mark.parametrize("name", ONE_COUNT)
+def test_small_bags_equal_enumeration(name, scale, always_quadrature):
+    case = CASES[name]
+    for seed in range(3):
+        batch = random_batch(case, seed=seed, scale=scale)
+        post = infer(case, batch)
+        truth = enumerate_posterior(case.supervision, batch.logits, batch.weak, batch.mask, head=case.head)
+        close(post.labels, torch.from_numpy(truth.labels), 1e-11)
+        close(post.log_likelihood, torch.from_numpy(truth.log_likelihood), 1e-11)
+    assert len(always_quadrature) == 3
+
+
+@pytest.mark.parametrize("scale", [1.0, 12.0])
+def test_gradcheck(scale, always_quadrature):
+    lengths, odds = torch.tensor([6, 4, 6]), normal(3, 6, scale=scale)
+    real = torch.arange(6) < lengths[:, None]
+    # the third chain is told what its predictions say, and is nearly certain at the larger scale
+    ending = Ending(hard(torch.tensor([2, 3, int((odds[2] > 0).sum())]), 7))
+
+    def solve(x):
+        log_posterior, likelihood = solve_counts(potentials(x), lengths, ending)
+        return log_posterior[real], likelihood
+
+    assert gradcheck(solve, leaf(odds))
+    assert gradgradcheck(lambda x: solve(x)[1], leaf(odds))
+    assert always_quadrature
+
+
+def test_neighbours_and_padding_do_not_matter():
+    """The nodes of a chain depend on its own variance, so a batch of unlike chains is the test."""
+    scales = torch.tensor([0.01, 1.0, 5.0, 40.0, 300.0]).double()
+    odds, sizes = normal(5, 120) * scales[:, None], torch.tensor([120, 80, 120, 33, 120])
+    counts = torch.tensor([3, 40, 119, 16, 60])
+    together = solve_hard_count(potentials(odds), sizes, hard(counts, 121))
+    for row, K in enumerate(sizes.tolist()):
+        alone = solve_hard_count(potentials(odds[[row], :K]), sizes[[row]], hard(counts[[row]], K + 1))
+        close(together[0][row, :K].exp(), alone[0][0].exp())
+        close(together[1][row], alone[1][0])
+    order = torch.randperm(120, generator=torch.Generator().manual_seed(1))
+    mixed = solve_hard_count(potentials(odds[:1, order]), sizes[:1], hard(counts[:1], 121))
+    close(mixed[0][0].exp(), together[0][0, order].exp())
+
+
+@pytest.mark.parametrize("count", [40, 200, 360])
+def test_float32_logits(count):
+    """Everything inside is float64, so the same numbers give the same answer, rounded once."""
+    logits, weak = normal(1, 400, 1, scale=2.0).float(), torch.tensor([count])
+    single, double = (fastbus.infer("label_proportion", x, weak, head="sigmoid") for x in (logits, logits.double()))
+    assert single.labels.dtype == torch.float32
+    close(single.labels, double.labels.float(), 1e-6)
+    close(single.log_likelihood.double(), double.log_likelihood, 1e-6)
+
+
+def test_function_transforms():
+    """vmap over logits keeps the quadrature; over weak labels, whose values it hides, the recursion takes over."""
+    logits, weak = normal(3, 2, 60, 1), torch.tensor([[20, 5], [30, 31], [0, 60]])
+
+    def answers(x, w):
+        post = fastbus.infer("label_proportion", x, w, head="sigmoid", validate=False)
+        return post.labels, post.log_likelihood
+
+    for out in (vmap(lambda x: answers(x, weak[1]))(logits), vmap(answers)(logits, weak[[1, 1, 1]])):
+        for member, labels, likelihood in zip(logits, *out, strict=True):
+            close((labels, likelihood), answers(member, weak[1]), 1e-10)
+    slopes = vmap(grad(lambda x: answers(x, weak[0])[1].sum()))(logits)
+    for member, slope in zip(logits, slopes, strict=True):
+        close(slope, answers(member, weak[0])[0] - torch.sigmoid(member), 1e-10)
+
+
+# -- the measured promises -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("w", [14, 30, 270])
+def test_both_references_of_the_measurement_agree(w):
+    logits = large_bags.logits_of(300, seed=2)
+    plain, product = large_bags.by_recursion(logits, w), large_bags.by_fft(logits, w, checked=5)
+    close(product.posterior, plain.posterior[:5], 1e-11)
+    close(product.log_likelihood, plain.log_likelihood, 1e-11)
+
+
+def test_measured_rows_hold_and_a_worse_one_does_not():
+    found = list(large_bags.rows((100, 20_000), runs=1, seed=0))
+    assert [row.reference for row in found] == ["recursion, all"] * 2 + ["FFT, 8 of them"] * 2
+    assert all(row.holds for row in found)
+    assert not found[0]._replace(posterior_error=1e-9).holds
+    assert not found[0]._replace(single_error=1e-4).holds
+    straight = [found[0]._replace(K=K, seconds=3e-6 * K) for K in (100, 10_000, 100_000)]
+    assert large_bags.slope(straight) == pytest.approx(1.0)

@@ -97,8 +97,9 @@ def test_module_on_another_device():
 def test_every_rule_can_be_copied_and_pickled(case):
     batch = random_batch(case)
     loss = WeakLoss(case.supervision, head=case.head)
+    twins = copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))
     expected = loss(batch.logits, batch.weak, batch.mask)
-    for twin in (copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
+    for twin in twins:
         close(twin(batch.logits, batch.weak, batch.mask), expected)
 
 

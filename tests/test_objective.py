@@ -264,7 +264,7 @@ def flat_weak(supervision, weak, mask):
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_padded_and_flat_agree_and_padding_may_hold_nan(case, mode, reduction):
     batch = random_batch(case, seed=5, bags=5)
-    loss = WeakLoss(case.supervision, head=case.head, mode=mode, reduction=reduction)
+    loss = WeakLoss(case.supervision, head=case.head, mode=mode, reduction=reduction, queue=0)
     weights = shares(*batch.mask.shape)
     padded = leaf(batch.logits.masked_fill(~batch.mask[..., None], NAN))
     flat = leaf(batch.logits[batch.mask])
@@ -374,7 +374,7 @@ def test_similar_dissimilar_unlabeled_is_the_sum_of_its_terms(mode, reduction):
     options = {"mode": mode, "reduction": reduction, "class_weights": [1.0, 2.0]}
     whole = WeakLoss(SimilarDissimilarUnlabeled(0.3, constraint="likelihood"), **options)
     pairs = WeakLoss("pair_similarity", **options)
-    sets = WeakLoss(UnlabeledUnlabeled((0.3,), constraint="likelihood"), **options)
+    sets = WeakLoss(UnlabeledUnlabeled((0.3,), constraint="likelihood"), queue=0, **options)
     logits = leaf(draws(4, 2, 2)), leaf(draws(2, 5, 2, seed=1))
     weak = torch.tensor([1, 0, 0, -1]), torch.tensor([0, 0])
     masks = None, torch.arange(5) < torch.tensor([[5], [3]])

@@ -139,3 +139,29 @@ def test_queue_reads_weak_labels_as_infer_does():
 def test_queue_is_for_sets_of_known_prior():
     with pytest.raises(SupervisionError, match="queue=3"):
         WeakLoss("multi_instance", queue=3)
+    for supervision in (PositiveUnlabeled(0.4), UnlabeledUnlabeled((0.2, 0.7))):
+        assert WeakLoss(supervision).queue.size == 1024
+        assert WeakLoss(supervision, queue=0).queue is None
+    pairs_and_set = fastbus.SimilarDissimilarUnlabeled(0.4)
+    for supervision in ("multi_instance", pairs_and_set, PositiveUnlabeled(0.4) & fastbus.PartialLabel()):
+        assert WeakLoss(supervision).queue is None
+
+
+def test_an_evolution_keeps_no_queue_unless_one_is_asked_for():
+    """It reads features, which earlier predictions lack; that a queue of one's own is refused stands elsewhere."""
+    module = fastbus.StateEvolution(5, 1, 4, variant="mlp")
+    assert WeakLoss(PositiveUnlabeled(0.4), head="sigmoid", mode="joint", evolution=module).queue is None
+
+
+def test_usual_queue_outgrows_the_batch():
+    """1,024 predictions join: the count runs over all of them, and the batch's posterior is that of the union."""
+    supervision = PositiveUnlabeled(0.4)
+    loss = WeakLoss(supervision, head="sigmoid", reduction="sum").double()
+    batches = [draws(1, 128, 1, seed=seed) for seed in range(10)]
+    for x in batches[:9]:
+        loss(x, torch.full((1, 128), -1))
+    assert int(loss.queue.filled) == 1024
+    newest = torch.cat(batches[:0:-1], 1)  # 1 to 9, the newest first
+    q = fastbus.infer(supervision, newest, torch.full((1, 1152), -1), head="sigmoid").labels
+    close(q.sum(), torch.tensor(0.4 * 1152).round().double(), 1e-9)
+    close(loss(batches[9], torch.full((1, 128), -1)), unbiased_risk(batches[9], q[:, :128], "sigmoid").sum(), 1e-9)

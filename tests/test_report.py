@@ -1,5 +1,6 @@
 """The numbers of a report against hand computation, on digits in bags."""
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -15,7 +16,9 @@ from fastbus.data.weaken import weaken
 from fastbus.errors import InputError
 from fastbus.learner import WeakClassifier
 from fastbus.report.gold import true_classes
+from fastbus.report.likelihood import exactness
 from fastbus.report.numbers import collect
+from fastbus.report.page import render
 from fastbus.report.resample import bag_sums, ratio
 from fastbus.report.words import describe, weak_text
 from fastbus.report.write import write_report
@@ -145,6 +148,25 @@ def test_noise_is_counted_with_intervals() -> None:
     guess = classifier.predict_proba(X).argmax(1)
     np.testing.assert_array_equal(found.agreements[0].table, confusion_matrix(weak, guess))
     assert found.agreements[0].baseline.value == pytest.approx(np.bincount(weak).max() / N)
+
+
+def test_a_report_says_what_its_likelihoods_are(proportions: tuple) -> None:
+    classifier, X, _, ids, counts = proportions
+    found = collect(classifier, X, counts, ids).likelihood
+    assert found.kinds == {"exact": len(counts)} and found.exact
+    assert found.held_out == pytest.approx(-classifier.history_[-1]["held_out"])
+    tilted = copy.copy(classifier).set_params(coupling="tilted")
+    numbers = collect(tilted, X, counts, ids)
+    sizes = fastbus.Bags.from_ids(X, ids).sizes
+    given = np.array([counts[name] for name in dict.fromkeys(ids)])
+    logits = np.concatenate([np.log(classifier.predict_proba(X[ids == name])) for name in dict.fromkeys(ids)])
+    post = fastbus.infer("label_proportion", logits, given, bag_sizes=sizes, coupling="tilted")
+    exact = int(post.exact_bags.sum())
+    assert post.likelihood != "exact" and numbers.likelihood.kinds.get("exact", 0) == exact
+    assert numbers.likelihood.kinds["composite"] == len(counts) - exact and not numbers.likelihood.exact
+    assert "composite" in render(numbers) and "are exact" not in render(numbers)
+    several = {"exact": 2, "bethe": 1, "truncated": 3}
+    assert exactness(several).startswith("Of 6 likelihoods, 2 exact; 1 of Bethe")
 
 
 def binary(y: np.ndarray) -> np.ndarray:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -38,24 +37,6 @@ def expect_iris(data: WeakData) -> None:
     assert post.exact
 
 
-class DuckDataset:
-    """What a Hugging Face data set offers: names, features, columns by name, a length."""
-
-    class _Classes:
-        names = NAMES
-
-    def __init__(self, frame: pd.DataFrame) -> None:
-        self.frame = frame.assign(label=[NAMES.index(name) for name in frame["label"]])
-        self.column_names = list(frame.columns)
-        self.features = {"label": self._Classes()}
-
-    def __len__(self) -> int:
-        return len(self.frame)
-
-    def __getitem__(self, name: str) -> list[Any]:
-        return list(self.frame[name].tolist())
-
-
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "parquet", "feather", "arrow", "npz"])
 def test_every_file_format_gives_the_same_data(tmp_path: Path, suffix: str) -> None:
     frame, counts = iris_frames()
@@ -82,13 +63,21 @@ def test_every_object_in_memory_gives_the_same_data(convert: Any) -> None:
     expect_iris(read_tables(convert(frame), convert(counts), supervision="label_proportion"))
 
 
-def test_data_sets_with_declared_classes() -> None:
+def test_hugging_face_data_sets() -> None:
+    hf = pytest.importorskip("datasets", reason="the package datasets is absent: pip install 'fastbus[hf]'")
     frame, counts = iris_frames()
-    expect_iris(read_tables(DuckDataset(frame), counts.set_index("bag"), supervision="label_proportion"))
-    splits = DuckDataset(frame)
-    splits.column_names = {"train": []}  # type: ignore[assignment]
+    rows = hf.Dataset.from_dict({name: frame[name].tolist() for name in frame.columns})
+    bags = hf.Dataset.from_dict({name: counts[name].tolist() for name in counts.columns})
+    expect_iris(read_tables(rows, bags, supervision="label_proportion"))
+    coded = rows.cast_column("label", hf.ClassLabel(names=list(NAMES)))
+    assert isinstance(coded["label"][0], int), "indices with declared names"
+    expect_iris(read_tables(coded, counts.set_index("bag"), supervision="label_proportion"))
+    arrays = coded.with_format("numpy")
+    expect_iris(read_tables(arrays, bags, supervision="label_proportion"))
     with pytest.raises(DataError, match=r"dataset\['train'\]"):
-        read_tables(splits)
+        read_tables(hf.DatasetDict({"train": coded}))
+    with pytest.raises(DataError, match="only streamed"):
+        read_tables(coded.to_iterable_dataset())
 
 
 def test_a_single_table_may_repeat_the_weak_label_of_a_bag() -> None:

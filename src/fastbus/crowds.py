@@ -4,7 +4,8 @@ The model: task t has a class y_t ~ prior; annotator a answers w ~ T_a[y_t]; row
 Dirichlet with pseudo-answers s[y] that all annotators share. Those are learned from the crowd as a whole
 (empirical Bayes), so annotators with few answers are read as typical members of it. T and the prior are
 integrated out: each answer is weighed by what all OTHER tasks say about its annotator (collapsed variational
-Bayes of order zero), so no answer vouches for itself.
+Bayes of order zero), so no answer vouches for itself. `samples` goes on from there by Gibbs sampling
+(`fastbus.crowd_sampling`), which averages over the pseudo-answers too and knows several kinds of annotators.
 
 N tasks, A annotators, C classes, M answers.
 """
@@ -18,12 +19,14 @@ import torch
 from torch import Tensor
 
 from fastbus.bag_layout import read_tensor
+from fastbus.crowd_sampling import sample_crowd
 from fastbus.errors import InputError, WeakLabelError, first_entry, reject
 from fastbus.numerics import log_softmax, safe_log
 from fastbus.supervision.imperfect import answers_from_table
 
 # Pseudo-answers of one entry: an entry nobody ever uses would fall to 0, one all agree on would grow for ever.
 FEWEST, MOST = 1e-3, 200.0
+MOST_DRIFT = 0.02  # of the mean posterior from one half of the samples to the other
 FIXED_POINT_STEPS = 5  # of the pseudo-answers, for each round over the tasks
 
 
@@ -35,7 +38,7 @@ class CrowdLabels(NamedTuple):
     prior: Tensor  # (C,) share of each class
     pseudo_answers: Tensor  # (C, C) what a new annotator is believed to answer, and how firmly
     rounds: int
-    converged: bool
+    converged: bool  # with samples: and both halves of them agree
 
     @property
     def labels(self) -> Tensor:
@@ -51,6 +54,9 @@ def aggregate_crowd(
     strength: float | None = None,
     rounds: int = 500,
     tolerance: float = 1e-6,
+    samples: int = 0,
+    kinds: int = 2,
+    random_state: int = 0,
 ) -> CrowdLabels:
     """The posterior of every task's class from the answers of annotators of unknown reliability.
 
@@ -58,10 +64,13 @@ def aggregate_crowd(
     num_classes: where the answers do not show all of them. prior: known shares (C,) of the classes; else learned.
     strength: pseudo-answers in each row of a confusion matrix; None learns them, entry by entry.
     rounds, tolerance: when to stop, by the largest change of the posterior.
+    samples: average over this many Gibbs samples, 800 say: seconds instead of a fraction of one. Held-out answers of
+        real crowds were more probable so. kinds: of annotators, which samples tell apart. random_state: their seed.
     """
     said = _read(answers)
     C = int(said.max()) + 1 if num_classes is None else num_classes
     _check(said, C, strength)
+    _check_samples(samples, kinds, strength)
     known = None if prior is None else _read_prior(prior, C)
     if not bool(((said >= 0).sum(1) >= 3).any()):
         warnings.warn(
@@ -89,6 +98,20 @@ def aggregate_crowd(
         change = float((updated - posterior).abs().max())
         posterior = updated
         done += 1
+    if samples:
+        drawn = sample_crowd(
+            (task.numpy(), worker.numpy(), label.numpy()),
+            posterior.numpy(),
+            pseudo.numpy(),
+            A,
+            log_known=None if known is None else safe_log(known).numpy(),
+            kinds=kinds,
+            samples=samples,
+            seed=random_state,
+        )
+        found, confusions, classes, strengths = (torch.from_numpy(mean) for mean in drawn[:4])
+        steady = change < tolerance and drawn.drift < MOST_DRIFT
+        return CrowdLabels(found, confusions, classes, strengths, done, steady)
     counts = _counts(posterior, task, worker, label, A) + pseudo
     shares = posterior.sum(0) + 1
     return CrowdLabels(
@@ -166,6 +189,17 @@ def _check(said: Tensor, C: int, strength: float | None) -> None:
         )
     if strength is not None and not 0 < strength < float("inf"):
         raise InputError(f"strength={strength!r}; expected a positive number of pseudo-answers. Pass None to learn it.")
+
+
+def _check_samples(samples: int, kinds: int, strength: float | None) -> None:
+    for name, value, least in (("samples", samples, 0), ("kinds", kinds, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"{name}={value!r}; expected a whole number from {least} on. Pass e.g. samples=800.")
+    if samples and strength is not None:
+        raise InputError(
+            f"strength={strength!r} with samples={samples}; expected one of them, since samples draw the strength. "
+            "Leave one out."
+        )
 
 
 def _read_prior(prior: Any, C: int) -> Tensor:

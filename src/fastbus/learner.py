@@ -28,12 +28,14 @@ from fastbus.learner_defaults import (
     backbone_options,
     check_device,
     consistency_weight,
+    queue_size,
     train_config,
     wants_views,
 )
 from fastbus.learner_export import export_onnx, export_torch
 from fastbus.learner_files import load_classifier, save_classifier
 from fastbus.learner_inputs import as_rows, learn_scale, training_inputs
+from fastbus.learner_plugs import make_class_loop, make_evolution, to_be_learned
 from fastbus.models.build import build_backbone
 from fastbus.objective import WeakLoss
 from fastbus.supervision.base import Supervision, resolve
@@ -63,11 +65,17 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
     held_out: share of bags kept apart; 0.2 where patience or calibrate need some and it is 0.
     patience: epochs without a better likelihood of held-out bags before training stops; no true labels needed.
     calibrate: divide logits by the temperature that makes the weak labels of held-out bags most probable.
-    queue: detached predictions that join sets of known prior; None picks 128 for these and 0 for others.
+    queue: detached predictions that join sets of known prior; None picks 1,024 for these, in small sets an eighth of
+        the rows, and 0 for others.
     views: train on a weakly and a strongly changed copy of every row; None: for images, not for tables. A mapping
         holds options of `fastbus.training.views`, e.g. {"flip": False}.
     consistency: weight of the agreement of both views where a row has no evidence at all; None: 1 for
         semi-supervised rows, else 0.
+    rank: states that messages keep in training, see `infer`; None for all.
+    evolution: None for exact inference; "full", "mlp", "no_attention", "relu" or "gelu" trains the network in joint
+        mode with a StateEvolution that reads its features (docs/learned.md). `evolution_` holds it, no file does.
+    class_loop: what ties the weak labels of a sigmoid head's classes: "labels", fixed factors from how often they go
+        together; "learned", factors learned with the network; a ClassLoop or ClassTransition. `class_loop_` holds it.
     train_options: a mapping with further fields of TrainConfig: optimizer, schedule, warmup, teacher, precision, ...
     standardize: subtract the (weighted) mean of each feature and divide by its deviation; of images (N, C, H, W),
         of each channel.
@@ -97,6 +105,9 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         queue: int | None = None,
         views: bool | dict[str, Any] | None = None,
         consistency: float | None = None,
+        rank: int | None = None,
+        evolution: str | None = None,
+        class_loop: Any = None,
         train_options: dict[str, Any] | None = None,
         standardize: bool = True,
         on_impossible: str = "error",
@@ -125,6 +136,9 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         self.queue = queue
         self.views = views
         self.consistency = consistency
+        self.rank = rank
+        self.evolution = evolution
+        self.class_loop = class_loop
         self.train_options = train_options
         self.standardize = standardize
         self.on_impossible = on_impossible
@@ -171,13 +185,21 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         self.supervision_ = supervision
         self.supervision_ = with_known_noise(whole, len(self.classes_), seed, self._out_of_fold(config, views))
         whole = supervised_by(whole, self.supervision_)
-        # every weak label is read once before training, so that a complaint names the caller's bag
-        infer_set(whole, torch.zeros(len(rows), self.n_outputs_), grouped.ids, **self._inference())
         training, held_out = split_bags(whole, config.held_out, seed)
-        result = self._train(training, config, held_out, views, self.folder)
-        self.network_ = result.network
-        self.history_ = result.history
-        self.n_iter_ = result.epochs
+        largest = int(whole.sizes.max())
+        self.class_loop_ = make_class_loop(self.class_loop, training, largest, self.head, self.n_outputs_)
+        # every weak label is read once before training, so that a complaint names the caller's bag
+        with torch.no_grad():
+            zeros = torch.zeros(len(rows), self.n_outputs_)
+            infer_set(whole, zeros, grouped.ids, **self._inference(), rank=self.rank)
+        network = self._network(len(training.instances), seed)
+        loss = self._plugged_loss(whole, network, seed)
+        self.network_, self.history_, self.n_iter_ = self._train(
+            network, loss, training, config, held_out, views, self.folder
+        )[:3]
+        self.evolution_ = loss.evolution if loss.evolution is None else loss.evolution.cpu().eval()
+        if self.class_loop_ is not None:
+            self.class_loop_.cpu().requires_grad_(False)
         self.temperature_ = 1.0
         if self.calibrate and held_out is not None:
             self.temperature_ = self._temperature(held_out, views)
@@ -192,20 +214,39 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
             return int(np.random.SeedSequence().generate_state(1)[0] % 2**31)
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _train(
-        self, data: BagSet, config: TrainConfig, held_out: BagSet | None, views: Views | None, folder: str | None
-    ) -> TrainResult:
-        queue = self.queue if self.queue is not None else (128 if data.is_set else 0)
-        loss = WeakLoss(
-            data.supervision,
+    def _loss(self, supervision: Supervision, **plugs: Any) -> WeakLoss:
+        return WeakLoss(
+            supervision,
             head=self.head,
             coupling=self.coupling,  # type: ignore[arg-type]
-            likelihood=self.likelihood,
             on_impossible=self.on_impossible,  # type: ignore[arg-type]
-            queue=queue,
+            **{"likelihood": self.likelihood, "queue": self.queue} | plugs,
         )
+
+    def _plugged_loss(self, data: BagSet, network: nn.Module, seed: int) -> WeakLoss:
+        """The loss with all that is plugged in; what is learned gets the terms that it learns from."""
+        evolution = make_evolution(self.evolution, data, network, self.head, self.n_outputs_, seed)
+        plugs: dict[str, Any] = {"rank": self.rank, "evolution": evolution, "class_loop": self.class_loop_}
+        if evolution is None:
+            plugs["queue"] = queue_size(self.queue, data)
+        if evolution is not None:
+            plugs |= {"mode": "joint", "likelihood": self.likelihood or None}
+        elif to_be_learned(self.class_loop_):
+            plugs["likelihood"] = self.likelihood or 1.0
+        return self._loss(data.supervision, **plugs)
+
+    def _train(
+        self,
+        network: nn.Module,
+        loss: WeakLoss,
+        data: BagSet,
+        config: TrainConfig,
+        held_out: BagSet | None,
+        views: Views | None,
+        folder: str | None,
+    ) -> TrainResult:
         return train(
-            self._network(len(data.instances), config.seed),
+            network,
             loss,
             data,
             config,
@@ -229,7 +270,9 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         short = TrainConfig(**config.as_dict() | {"epochs": max(1, config.epochs // 3), "patience": 0, "held_out": 0.0})
 
         def predict(data: BagSet, rows: Tensor) -> Tensor:
-            network = self._train(data, short, None, views, None).network
+            # what is plugged in comes afterwards: here only the noise is looked for
+            network = self._network(len(data.instances), short.seed)
+            network = self._train(network, self._loss(data.supervision), data, short, None, views, None).network
             logits = self._forward(network, rows, views)
             return logits if logits.shape[1] > 1 else torch.cat([torch.zeros_like(logits), logits], 1)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fastbus.bags import Bags
 from fastbus.errors import InputError
+from fastbus.inference.class_coupling import ClassCoupling
 from fastbus.inference.predict_weak import expected_weak
 from fastbus.learner_defaults import device_of
 from fastbus.learner_inputs import Scale, as_rows
@@ -40,12 +41,14 @@ class Answers:
     temperature_: float
     supervision_: Supervision
     network_: nn.Module
+    class_loop_: ClassCoupling | None
 
     def _forward(self, network: nn.Module, inputs: Tensor, views: Views | None = None) -> Tensor:
         return forward_rows(network, inputs, None if views is None else views.plain, device_of(self.device))
 
     def _inference(self) -> dict[str, Any]:
-        return {"head": self.head, "coupling": self.coupling, "on_impossible": self.on_impossible}
+        options = {"head": self.head, "coupling": self.coupling, "on_impossible": self.on_impossible}
+        return options | {"class_loop": self.class_loop_}
 
     def _grouped(self, X: Any, bags: Any) -> Bags:
         """Bags of new rows, which must have the features that were fitted."""
@@ -98,7 +101,11 @@ class Answers:
         return np.asarray(self.classes_[probs.argmax(1)])
 
     def posterior(self, X: Any, y: Any, bags: Any = None) -> NDArray[np.float64]:
-        """P(class | row, weak labels) in the order of the rows, (N, C)."""
+        """P(class | row, weak labels) in the order of the rows, (N, C).
+
+        Inferred from the network's predictions as `infer` does by default: a rank or a state evolution of the
+        training has no part in it, a class loop has.
+        """
         grouped = self._grouped(X, bags)
         labels = np.asarray(grouped.restore(self._infer(grouped, y).labels.numpy()))
         return np.concatenate([1 - labels, labels], 1) if labels.shape[1] == 1 and self.head == "sigmoid" else labels

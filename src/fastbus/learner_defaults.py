@@ -10,6 +10,7 @@ import torch
 
 from fastbus.errors import InputError, choice
 from fastbus.learner_inputs import is_image
+from fastbus.prediction_queue import usual_size
 from fastbus.supervision.incomplete import SemiSupervised
 from fastbus.training.bag_set import BagSet
 from fastbus.training.config import TrainConfig
@@ -70,6 +71,11 @@ def wants_views(asked: Any, input_shape: tuple[int, ...]) -> bool:
     if asked is None:
         return is_image(input_shape)
     return bool(asked) or isinstance(asked, dict)
+
+
+def queue_size(asked: int | None, data: BagSet) -> int | None:
+    """Predictions that join a set of known prior: at most an eighth of the rows, so that none is long out of date."""
+    return min(usual_size(data.supervision), len(data.instances) // 8) if asked is None else asked
 
 
 def consistency_weight(asked: float | None, data: BagSet) -> float:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fastbus.errors import FastbusError, InputError
 from fastbus.learner_inputs import is_image
+from fastbus.learner_plugs import CLASS_LOOPS, build_class_loop, describe_class_loop
 from fastbus.models.backbone import Backbone
 from fastbus.models.build import build_backbone
 from fastbus.supervision.base import REGISTRY, Supervision
@@ -26,7 +27,7 @@ from fastbus.training.checkpoint import CheckpointError, read_checkpoint, write_
 
 WEIGHTS, SUMMARY = "model.safetensors", "model.json"
 FORMAT = "fastbus-classifier-1"
-KEPT_APART = ("supervision", "backbone", "classes", "random_state")
+KEPT_APART = ("supervision", "backbone", "classes", "random_state", "class_loop")
 Classifier = TypeVar("Classifier")
 
 
@@ -79,6 +80,8 @@ def save_classifier(classifier: Any, folder: Path) -> None:
         "supervision": describe_supervision(classifier.supervision),
         "fitted_supervision": describe_supervision(classifier.supervision_),
         "backbone": classifier.backbone if isinstance(classifier.backbone, str) else None,
+        "class_loop": classifier.class_loop if isinstance(classifier.class_loop, str) else None,
+        "fitted_class_loop": describe_class_loop(classifier.class_loop_),
         "network_config": network.config if isinstance(network, Backbone) and network.config else None,
         "network": network.state_dict(),
         "classes": classifier.classes_.tolist(),
@@ -93,7 +96,8 @@ def save_classifier(classifier: Any, folder: Path) -> None:
         "history": classifier.history_,
     }
     write_checkpoint(state, folder / WEIGHTS)
-    readable = {key: value for key, value in state.items() if key not in ("network", "mean", "scale")}
+    tensors = ("network", "mean", "scale", "fitted_class_loop")
+    readable = {key: value for key, value in state.items() if key not in tensors}
     write_atomically((json.dumps(readable, indent=2, default=_readable) + "\n").encode(), folder / SUMMARY)
 
 
@@ -159,6 +163,11 @@ def _restore(clf: Any, state: dict[str, Any], supervision: Supervision | None, b
     clf.supervision_ = _supervision(state["fitted_supervision"], supervision)
     if isinstance(clf.supervision_, str):
         raise CheckpointError("a fitted supervision by name; expected its options. Save it again.")
+    clf.class_loop_ = build_class_loop(state["fitted_class_loop"], clf.n_outputs_)
+    clf.evolution_ = None  # of use in training only
+    if state["class_loop"] not in (None, *CLASS_LOOPS):
+        raise CheckpointError(f"class_loop={state['class_loop']!r}; expected one of {', '.join(CLASS_LOOPS)}.")
+    clf.class_loop = clf.class_loop_ if state["class_loop"] is None else state["class_loop"]
     _restore_network(clf, state, backbone)
 
 

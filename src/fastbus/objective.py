@@ -24,7 +24,7 @@ from fastbus.inference.infer import Coupling, Head, infer
 from fastbus.inference.posterior import Posterior
 from fastbus.inference.predictions import as_predictions, settled
 from fastbus.loss_weights import sum_per_bag, weights_of_bags, weights_of_classes, weights_of_instances
-from fastbus.prediction_queue import PredictionQueue
+from fastbus.prediction_queue import PredictionQueue, usual_size
 from fastbus.supervision.base import Supervision, resolve
 from fastbus.supervision.incomplete import SimilarDissimilarUnlabeled
 
@@ -133,7 +133,9 @@ class WeakLoss(nn.Module):
         supervision: the bags of its first term, then those of the next).
     queue: for sets of known prior (positive_unlabeled, unlabeled_unlabeled): how many detached predictions
         of earlier batches join each set, so that its count speaks about more instances than a batch
-        holds.
+        holds. None picks 1,024 for these, without an evolution, and 0 for others; they change the loss from call
+        to call, and rest in eval mode. 0 keeps none, e.g. inside function transforms; fewer suit the constraints
+        "jeffrey" and "likelihood", whose time grows with the square of the set.
     class_loop: a ClassLoop or ClassTransition between the classes of a sigmoid head, optimised with the network if
         it is to be learned.
     rank, evolution: low-rank or learned messages, see `infer`. A StateEvolution is a submodule that learns through the
@@ -155,7 +157,7 @@ class WeakLoss(nn.Module):
         reduction: Literal["mean", "sum", "none"] = "mean",
         on_impossible: Literal["error", "ignore"] = "error",
         budget: int = 4096,
-        queue: int = 0,
+        queue: int | None = None,
         validate: bool = True,
         class_loop: ClassCoupling | None = None,
         rank: int | None = None,
@@ -180,6 +182,8 @@ class WeakLoss(nn.Module):
         if class_weights is not None:
             class_weights = weights_of_classes(class_weights)
         self.register_buffer("class_weights", class_weights)
+        if queue is None:  # an evolution reads features, which predictions of earlier batches lack
+            queue = usual_size(self.supervision) if evolution is None else 0
         self.queue = PredictionQueue(self.supervision, queue, head) if queue else None
         self.class_loop = class_loop
         to_learn = class_loop is not None and any(p.requires_grad for p in class_loop.parameters())
@@ -327,6 +331,7 @@ class WeakLoss(nn.Module):
                 reduction=self.reduction,
                 on_impossible=self.on_impossible,
                 budget=self.budget,
+                queue=0,
                 validate=self.validate,
                 class_loop=self.class_loop,
                 rank=self.rank,

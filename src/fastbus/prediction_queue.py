@@ -21,6 +21,14 @@ from fastbus.supervision.base import Supervision
 from fastbus.supervision.incomplete import PositiveUnlabeled, UnlabeledUnlabeled
 from fastbus.supervision.reading import WeakReader
 
+# a prior says enough about its instances from here on; counts that large are solved in linear time
+USUAL_SIZE = 1024
+
+
+def usual_size(supervision: Supervision) -> int:
+    """Predictions to keep where nothing else is asked for."""
+    return USUAL_SIZE if isinstance(supervision, (PositiveUnlabeled, UnlabeledUnlabeled)) else 0
+
 
 class PredictionQueue(nn.Module):
     """The last `size` log-odds of unlabelled instances, of each set."""

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fastbus.bench.tables.records import circumstances
 from fastbus.inference.class_coupling import ClassCoupling
 from fastbus.inference.class_loop import ClassLoop
 from fastbus.inference.class_transition import ClassTransition
@@ -139,13 +140,15 @@ def train(
 def candidates(method: str, weak: Tensor, setting: Setting) -> list[ClassCoupling | None]:
     """The modules among which the held-out likelihood chooses."""
     C = weak.shape[1]
-    quick: dict[str, Any] = {"sweeps": 4, "damping": 0.0, "tolerance": 1e-6}
+    # all 2^14 configurations of yeast can be visited, so no approximation stands between factors and findings
+    quick: dict[str, Any] = {"method": "exact", "max_configurations": 2**14}
     if method == "independent":
         return [None]
     if method == "transition learned":
         return [ClassTransition.near_identity(C, 0.05)]
     if method == "loop learned":
-        return [ClassLoop.ones(C, **quick)]
+        near = ClassLoop.from_labels(weak, strength=STRENGTHS[0], noise=setting.noise, **quick)
+        return [ClassLoop.ones(C, **quick), near]
     return [
         ClassLoop.from_labels(weak, strength=strength, noise=setting.noise, learn=False, **quick)
         for strength in STRENGTHS
@@ -164,6 +167,7 @@ def measure(folder: Path, name: str, setting: Setting, seed: int) -> list[dict[s
     cut = len(order) // 5
     held_out, train_bags = data.take(order[:cut]), data.take(order[cut:])
     lines: list[dict[str, object]] = []
+    config = {"epochs": EPOCHS, "batch": BATCH, "rate": RATE, "factor_rate": FACTOR_RATE, "strengths": STRENGTHS}
     for method in METHODS:
         start = time.perf_counter()
         em = method.endswith("em")
@@ -186,6 +190,7 @@ def measure(folder: Path, name: str, setting: Setting, seed: int) -> list[dict[s
                 "posterior": 100 * average_precision(train_bags.truth[real].numpy(), post[real].numpy()),
                 "held_out": run.held_out,
                 "bags": len(train_bags.rows),
+                "config": config,
                 "seconds": time.perf_counter() - start,
             }
         )
@@ -214,23 +219,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with multilabel_*.npz")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--show", type=Path, nargs="+", help="files of earlier runs to put into one table, no new runs")
     parser.add_argument("--only", nargs="+", choices=("scene", "yeast"), default=["scene", "yeast"])
     parser.add_argument("--bags", type=int, default=0, help="use only so many bags; 0 for all")
     parser.add_argument("--out", type=Path, help="file for one JSON line a run")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     start, lines = time.perf_counter(), []
+    if asked.show:
+        kept = [json.loads(line) for path in asked.show for line in path.read_text(encoding="utf-8").splitlines()]
+        print(table(kept))
+        return
+    about = circumstances()
     if asked.out is not None:
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         asked.out.write_text("", encoding="utf-8")
-    for seed in range(asked.seeds):
+    for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
         for name in asked.only:
             for setting in SETTINGS:
                 found = measure(asked.data, name, setting._replace(bags=asked.bags), seed)
                 lines += found
                 if asked.out is not None:  # at once, so that a run that is cut short leaves what it has
                     with asked.out.open("a", encoding="utf-8") as file:
-                        file.writelines(json.dumps(line) + "\n" for line in found)
+                        file.writelines(json.dumps(line | about) + "\n" for line in found)
     print(table(lines))
     print(f"{asked.seeds} seeds, {time.perf_counter() - start:.0f} s")
 

@@ -70,7 +70,12 @@ def split_digits(seed: int) -> Digits:
 
 def make_task(name: str, digits: Digits, seed: int) -> Task:
     """The images and weak labels of a row; the same whichever other rows are run."""
-    return KINDS[name](digits, np.random.default_rng([seed, zlib.crc32(name.encode())]))
+    return KINDS[name](digits, generator(name, seed))
+
+
+def generator(name: str, seed: int) -> np.random.Generator:
+    """The random numbers of a row's draws."""
+    return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 
 def run_demo(

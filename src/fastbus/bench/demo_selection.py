@@ -20,7 +20,7 @@ import numpy as np
 from fastbus.bench.demo_fit import Fitted, Settings, fit_weak
 from fastbus.bench.demo_kinds import KINDS, Array, Digits, Task
 from fastbus.bench.demo_run import make_task, split_digits
-from fastbus.supervision import PositiveUnlabeled, UnlabeledUnlabeled
+from fastbus.supervision import PositiveConfidence, PositiveUnlabeled, UnlabeledUnlabeled
 
 HELD_OUT = 0.2
 DROPOUTS = (0.0, 0.2, 0.5)
@@ -62,8 +62,11 @@ def _part(task: Task, bags: Array, kept: Array) -> Task:
 
 
 def held_out_likelihood(fitted: Fitted, digits: Digits, held: Task) -> float:
-    """Mean log P(w | x) of a bag, or of an image's membership in its set."""
+    """Mean log P(w | x) of a bag, or of an image's membership in its set; of positives, weighted as in training."""
     rule = held.supervision
+    if isinstance(rule, PositiveConfidence):  # minus the risk that it trains on
+        log_probs = np.log(fitted.probabilities(digits.images[held.rows]))  # (N, 2)
+        return float((log_probs[:, 1] + (1 - held.weak) / held.weak * log_probs[:, 0]).mean())
     if not isinstance(rule, PositiveUnlabeled | UnlabeledUnlabeled):
         return fitted.likelihood(held)
     given = (held.weak == 1).astype(int) if isinstance(rule, PositiveUnlabeled) else held.weak

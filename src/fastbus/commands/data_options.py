@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
     from fastbus.supervision.base import Supervision
 
 Options = Any  # the namespace of a command
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML whose numbers may be written 1e-3, which its standard takes for text."""
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789"))
 
 
 def add_table_options(parser: ArgumentParser, what: str = "instances", weak: bool = True) -> None:
@@ -97,20 +105,30 @@ def make_supervision(name: str, settings: dict[str, Any]) -> Supervision:
     return Combination(*parts) if len(parts) > 1 else parts[0]
 
 
-def parse_settings(texts: list[str] | None) -> dict[str, Any]:
+def parse_settings(texts: list[str] | None, name: str = "option") -> dict[str, Any]:
     """`key=value` texts as a mapping; values are YAML: 0.3, exact, [0.1, 0.2], {-1: 0.1, 0: 0.9}."""
     from fastbus.errors import InputError
 
+    flag = f"--{name.replace('_', '-')}"
+    example = "rate=0.3" if name == "option" else "optimizer=sgd"
     settings: dict[str, Any] = {}
     for text in texts or ():
         key, sign, value = text.partition("=")
         if not sign or not key.strip():
-            raise InputError(f"--option {text!r}; expected key=value. Write e.g. --option rate=0.3.")
-        try:
-            settings[key.strip()] = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError):
-            raise InputError(f"--option {text!r}; expected a value in YAML after '='. Quote text in it.") from None
+            raise InputError(f"{flag} {text!r}; expected key=value. Write e.g. {flag} {example}.")
+        complaint = f"{flag} {text!r}; expected a value in YAML after '='. Quote text in it."
+        settings[key.strip()] = yaml_value(value, complaint)
     return settings
+
+
+def yaml_value(text: str, complaint: str) -> Any:
+    """A text in YAML as its value; an InputError with the complaint where it is none."""
+    from fastbus.errors import InputError
+
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError):
+        raise InputError(complaint) from None
 
 
 def supervision_of(options: Options) -> Supervision:

@@ -24,6 +24,7 @@ EXAMPLES = """
 examples:
   fastbus fit instances.csv --bags bags.csv --supervision label_proportion --out run
   fastbus fit photos/ --supervision crowd_label --option rate=0.2 --backbone resnet18 --out run
+  fastbus fit photos/ --supervision noisy_label --views '{flip: true}' --train-option optimizer=sgd --out run
   fastbus fit t.parquet --supervision 'label_proportion & semi_supervised' --epochs 30 --out run
   fastbus fit --config run.yaml --seed 1 --out run1      (flags win over the config)
 """
@@ -44,7 +45,9 @@ NUMBERS = {
     "held_out": (float, "share of bags to watch"),
     "patience": (int, "epochs without a better likelihood of held-out bags before it stops"),
     "likelihood": (float, "weight of the likelihood of the weak labels in the loss"),
+    "consistency": (float, "weight of the agreement of two views of rows without evidence"),
     "queue": (int, "detached predictions that join sets of known prior"),
+    "rank": (int, "states that messages keep in training; all otherwise"),
     "n_classes": (int, "number of classes, where nothing shows it"),
 }
 WORDS = {
@@ -53,6 +56,9 @@ WORDS = {
     "coupling": "auto, joint, tilted, loop or independent",
     "on_impossible": "error, or ignore weak labels that no labelling satisfies",
     "device": "cpu, cuda, mps or auto",
+    "evolution": "train with learned messages: full, mlp, no_attention, relu or gelu",
+    "class_loop": "tie the classes of a sigmoid head: labels or learned",
+    "views": "on, off, or options of the changed copies to train on, e.g. '{flip: false}'",
 }
 SWITCHES = {"calibrate": "fit a temperature on held-out bags", "raw": "do not standardise the features"}
 LEARNER = (*NUMBERS, *WORDS, "calibrate")
@@ -71,6 +77,13 @@ def add_options(parser: ArgumentParser) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
     for name, text in WORDS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", help=text)
+    parser.add_argument(
+        "--train-option",
+        metavar="KEY=VALUE",
+        action="append",
+        type=str,
+        help="optimizer, momentum, schedule, warmup, precision, clip, ... of TrainConfig; repeatable",
+    )
     for name, text in SWITCHES.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
 
@@ -152,8 +165,26 @@ def _settings(options: Any) -> dict[str, Any]:
     for name in (*names, *NUMBERS, *WORDS, *SWITCHES, "seed", "threads"):
         value = getattr(options, name)
         kept[name] = None if value is False else value
-    option = shared.parse_settings(options.option)
-    return kept | ({"option": option} if option else {})
+    several = {"option": options.option, "train_option": options.train_option}
+    read = {name: shared.parse_settings(texts, name) for name, texts in several.items()}
+    return kept | {name: settings for name, settings in read.items() if settings}
+
+
+def _train_options(options: Any) -> dict[str, Any]:
+    settings = shared.parse_settings(options.train_option, "train_option")
+    if isinstance(settings.get("precision"), int):  # 16 and 32 are names there
+        settings["precision"] = str(settings["precision"])
+    return settings
+
+
+def _views(text: str) -> Any:
+    from fastbus.errors import InputError
+
+    complaint = f"--views {text!r}; expected on, off or a mapping. Write e.g. --views '{{flip: false}}'."
+    value = shared.yaml_value(text, complaint)
+    if not isinstance(value, (bool, dict)):
+        raise InputError(complaint)
+    return value
 
 
 def _classifier(options: Any, supervision: Supervision, data: WeakData) -> WeakClassifier:
@@ -164,6 +195,10 @@ def _classifier(options: Any, supervision: Supervision, data: WeakData) -> WeakC
         raise InputError(f"--seed {options.seed}; expected a whole number from 0 to 2^32 - 1. Pass e.g. 0.")
     given = {name: getattr(options, name) for name in LEARNER}
     chosen = {name: value for name, value in given.items() if value is not None and value is not False}
+    if options.views is not None:
+        chosen["views"] = _views(options.views)
+    if options.train_option:
+        chosen["train_options"] = _train_options(options)
     if data.classes is not None:
         chosen.pop("n_classes", None)
         chosen["classes"] = list(data.classes)

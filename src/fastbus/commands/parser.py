@@ -17,6 +17,7 @@ from jsonargparse import ArgumentParser
 
 USER_ERROR = 2
 PATHS = ("instances", "bags", "answers", "images", "out", "bags_out", "run", "predictions")
+SEVERAL = ("option", "train_option")  # flags that are given once for each of their names
 
 
 class Parser(ArgumentParser):
@@ -87,7 +88,7 @@ def _flag(path: Path, name: str, value: Any, switch: bool) -> list[str]:
         if not isinstance(value, bool):
             raise ConfigError(f"{path}: {name}={value!r}; expected true or false. Correct the value.")
         return [flag] if value else []
-    if name == "option":
+    if name in SEVERAL:
         if not isinstance(value, dict):
             raise ConfigError(f"{path}: {name}={value!r}; expected names and values, as `rate: 0.3`. Correct it.")
         return [word for key, entry in value.items() for word in (flag, f"{key}={_plain(path, name, entry)}")]

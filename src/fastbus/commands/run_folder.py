@@ -28,8 +28,8 @@ from fastbus.training.checkpoint import write_atomically
 from fastbus.training.fit import CHECKPOINT, METRICS
 
 CONFIG, DATA, ENVIRONMENT, SUMMARY = "config.yaml", "data.json", "environment.json", "summary.json"
-MODEL, MODEL_JSON, REPORT = "model.safetensors", "model.json", "report.html"
-FILES = (SUMMARY, REPORT, MODEL, MODEL_JSON, CHECKPOINT, METRICS, DATA, ENVIRONMENT, CONFIG)
+MODEL, MODEL_JSON, REPORT, NUMBERS = "model.safetensors", "model.json", "report.html", "report.json"
+FILES = (SUMMARY, REPORT, NUMBERS, MODEL, MODEL_JSON, CHECKPOINT, METRICS, DATA, ENVIRONMENT, CONFIG)
 FORMAT = "fastbus-run-1"
 TABLES = ("instances", "bags", "answers")
 

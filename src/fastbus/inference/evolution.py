@@ -34,7 +34,11 @@ TEMPERATURE = 0.5
 
 
 def gumbel_like(x: Tensor, real: Tensor) -> Tensor:
-    """Standard Gumbel noise where `real` (leading axes of x) holds, 0 elsewhere: padding takes no random numbers."""
+    """Standard Gumbel noise where `real` (leading axes of x) holds, 0 elsewhere: padding gets none."""
+    if x.device.type != "cpu":
+        # counting the real ones would wait for the device: draw for all, and take the padding's away
+        noise = -torch.empty_like(x).exponential_().log()
+        return noise.masked_fill(~real.reshape(real.shape + (1,) * (x.dim() - real.dim())), 0.0)
     drawn = -torch.empty(int(real.sum()), *x.shape[real.dim() :], dtype=x.dtype, device=x.device).exponential_().log()
     return torch.zeros_like(x).index_put((real,), drawn)
 

@@ -32,19 +32,23 @@ from fastbus.numerics import NEG_INF, log_softmax, logaddexp, logsumexp, scatter
 def solve_evolved(log_edges: Tensor, chain: Chain) -> tuple[Tensor, Tensor]:
     """Log posterior (N, K, Y), -inf at padding, and log-likelihood (N,) of chains with log u + log e (N, K, Z, Y)."""
     N, K, Z, Y = log_edges.shape
+    real = torch.arange(K, device=chain.lengths.device) < chain.lengths[:, None]  # (N, K)
+    # cut up at once: the gradient of every single position would be as large as all of them
+    steps = log_edges.unbind(1)
     alpha = [start_message(log_edges, Z)]
     for k in range(K):
-        edges = (alpha[-1][:, :, None] + log_edges[:, k]).reshape(N, -1)
+        edges = (alpha[-1][:, :, None] + steps[k]).reshape(N, -1)
         arrived = scatter_logsumexp(edges, chain.moves(k, N), Z + 1)[:, :Z]
-        alpha.append(torch.where((k < chain.lengths)[:, None], arrived, alpha[-1]))
+        alpha.append(torch.where(real[:, k, None], arrived, alpha[-1]))
     beta, log_likelihood = close(alpha[-1], chain.ending)
-    log_posterior: list[Tensor] = []
+    onward: list[Tensor] = []
     for k in reversed(range(K)):
-        onward = log_edges[:, k] + look_ahead(beta, chain.moves(k, N), Y)
-        log_posterior.append(log_softmax(logsumexp(alpha[k][:, :, None] + onward, 1), -1))
-        beta = torch.where((k < chain.lengths)[:, None], logsumexp(onward, -1), beta)
-    padding = torch.arange(K, device=chain.lengths.device) >= chain.lengths[:, None]
-    return torch.stack(log_posterior[::-1], 1).masked_fill(padding[..., None], NEG_INF), log_likelihood
+        onward.append(steps[k] + look_ahead(beta, chain.moves(k, N), Y))
+        beta = torch.where(real[:, k, None], logsumexp(onward[-1], -1), beta)
+    # all positions at once: a GPU waits longer for a small kernel to start than for it to end
+    through = torch.stack(alpha[:K], 1)[..., None] + torch.stack(onward[::-1], 1)
+    log_posterior = log_softmax(logsumexp(through, 2), -1)
+    return log_posterior.masked_fill(~real[..., None], NEG_INF), log_likelihood
 
 
 def solve_learned(
@@ -85,18 +89,26 @@ def _over_instances(problem: Problem, rank: int | None, evolution: StateEvolutio
 def _over_categories(problem: Problem, rank: int | None, evolution: StateEvolution, features: Tensor) -> Solution:
     mask = problem.layout.mask
     B, K, C = problem.log_prior.shape
-    base = category_labels(problem.log_prior[mask]).unsqueeze(1)  # (n, 1, C, 2, 2)
+
+    def packed(x: Tensor) -> Tensor:
+        """Real instances in a row; bags of one have no others, and looking for them would wait for the device."""
+        return x[:, 0] if K == 1 else x[mask]
+
+    base = category_labels(packed(problem.log_prior)).unsqueeze(1)  # (n, 1, C, 2, 2)
     n = len(base)
     alone = torch.ones(n, 1, dtype=torch.bool, device=mask.device)
-    edges = evolution.log_labels(base, features[mask].unsqueeze(1), alone).squeeze(1)
+    edges = evolution.log_labels(base, packed(features).unsqueeze(1), alone).squeeze(1)
     instance = problem.evidence.instance
     if instance is not None:
-        taken = instance.expand(B, K, C)[mask]
+        taken = packed(instance.expand(B, K, C))
         edges = edges + torch.stack([torch.zeros_like(taken), taken], -1).unsqueeze(2)
     log_posterior, likelihood = solve_evolved(edges, category_chain(n, C, edges))
+    converged = torch.ones_like(problem.sizes, dtype=torch.bool)
+    if K == 1:
+        return Solution(log_posterior[..., 1].unsqueeze(1), likelihood, converged)
     whole = problem.log_prior.new_full((B, K, C), NEG_INF).index_put((mask,), log_posterior[..., 1])
     total = problem.log_prior.new_zeros(B, K).index_put((mask,), likelihood).sum(1)
-    return Solution(whole, total, torch.ones_like(problem.sizes, dtype=torch.bool))
+    return Solution(whole, total, converged)
 
 
 def category_chain(n: int, C: int, like: Tensor) -> Chain:
@@ -108,10 +120,10 @@ def category_chain(n: int, C: int, like: Tensor) -> Chain:
 
 def category_labels(log_prob: Tensor) -> Tensor:
     """u_c(y | z) in logs, (n, C, 2, 2), of the distribution (n, C): the chance of each category if none came before."""
-    C = log_prob.shape[1]
-    tails = [log_prob[:, C - 1]]
-    for c in reversed(range(C - 1)):
-        tails.append(logaddexp(log_prob[:, c], tails[-1]))
+    *before, last = log_prob.unbind(1)
+    tails = [last]
+    for category in reversed(before):
+        tails.append(logaddexp(category, tails[-1]))
     tail = torch.stack(tails[::-1], 1)
     after = torch.cat([tail[:, 1:], torch.full_like(tail[:, :1], NEG_INF)], 1)
     # where nothing is left, no path arrives: any distribution will do

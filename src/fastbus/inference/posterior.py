@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -19,6 +19,18 @@ from fastbus.inference.memory import turns
 from fastbus.inference.problem import Problem, chain_of_rules
 from fastbus.inference.tilt import exact_counts
 from fastbus.numerics import NEG_INF
+
+# what the likelihood of each coupling is, where it is not exact
+LIKELIHOODS = {
+    "loop": "bethe",
+    "tilted": "composite",
+    "independent": "composite",
+    "joint": "exact",
+    "lowrank": "truncated",
+    "evolution": "learned",
+    "class_loop": "bethe",
+    "class_transition": "composite",
+}
 
 
 @dataclass(frozen=True)
@@ -54,20 +66,7 @@ class Posterior:
     @property
     def likelihood(self) -> str:
         """What `log_likelihood` is, "mixed" if bags differ: exact, composite, bethe, truncated or learned."""
-        names = {
-            "loop": "bethe",
-            "tilted": "composite",
-            "independent": "composite",
-            "joint": "exact",
-            "lowrank": "truncated",
-            "evolution": "learned",
-            "class_loop": "bethe",
-            "class_transition": "composite",
-        }
-        kinds = {
-            "exact" if exact else names[route]
-            for exact, route in zip(self.exact_bags.tolist(), self.coupling, strict=True)
-        }
+        kinds = set(likelihood_kinds(self.exact_bags, self.coupling))
         return kinds.pop() if len(kinds) == 1 else "mixed"
 
     def map(self) -> Tensor:
@@ -180,6 +179,13 @@ class Posterior:
                 labels = assign_seen(u, must, banned)
             out[row, :size] = torch.from_numpy(labels)
         return out.to(bags.device)
+
+
+def likelihood_kinds(exact_bags: Tensor, coupling: Sequence[str]) -> list[str]:
+    """What the log-likelihood of each bag is: exact, composite, bethe, truncated or learned."""
+    return [
+        "exact" if exact else LIKELIHOODS[route] for exact, route in zip(exact_bags.tolist(), coupling, strict=True)
+    ]
 
 
 def _pair(block: Block) -> tuple[Tensor, Chain]:

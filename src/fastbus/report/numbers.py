@@ -5,7 +5,6 @@ N instances in B bags, C classes. Everything is computed in the order of the bag
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any, NamedTuple
 
@@ -15,11 +14,13 @@ from numpy.typing import NDArray
 
 from fastbus.bags import Bags
 from fastbus.errors import ImpossibleEvidenceWarning, SupervisionError
+from fastbus.inference.posterior import likelihood_kinds
 from fastbus.inference.predict_weak import expected_weak
 from fastbus.report.agreement import UNBOUND, Agreement, agree
 from fastbus.report.channels import Channel, channel_of
 from fastbus.report.gold import Gold, against_truth, true_classes
-from fastbus.report.resample import Estimate, bag_sums, ratio, ratios
+from fastbus.report.likelihood import Likelihood, held_out_likelihood, measure
+from fastbus.report.resample import Estimate, bag_sums, ratios
 from fastbus.report.words import class_texts, describe, environment, options_text, weak_text
 from fastbus.supervision.base import Supervision
 from fastbus.training.bag_set import BagSet
@@ -48,15 +49,6 @@ class Run(NamedTuple):
     epochs: int
     seconds: float | None
     environment: dict[str, str]
-
-
-class Likelihood(NamedTuple):
-    """Mean log P(weak labels | instances), an instance; the baseline gives every instance the average shares."""
-
-    per_instance: Estimate
-    baseline: Estimate
-    per_bag: float
-    baseline_per_bag: float
 
 
 class ClassShare(NamedTuple):
@@ -114,6 +106,7 @@ class _Belief(NamedTuple):
     posterior: Array
     log_likelihood: Array
     constant: Array  # log-likelihoods where all instances have the same predictions
+    kinds: list[str]  # what the log-likelihoods are: exact, composite, ...
 
 
 def collect(classifier: Any, X: Any, weak: Any, bags: Any = None, labels: Any = None, title: str = "") -> Numbers:
@@ -153,7 +146,14 @@ def collect(classifier: Any, X: Any, weak: Any, bags: Any = None, labels: Any = 
         title=title or "What was learnt from weak labels",
         run=_run(classifier, grouped, names),
         history=[dict(row) for row in classifier.history_],
-        likelihood=_likelihood(belief, sizes, is_set),
+        likelihood=measure(
+            belief.log_likelihood,
+            belief.constant,
+            sizes,
+            is_set,
+            belief.kinds,
+            held_out_likelihood(classifier.history_, classifier.patience),
+        ),
         agreements=tuple(found for found in agreements if found is not None),
         shares=_shares(belief, sizes, names, truth),
         confidence=_confidence(belief, several),
@@ -182,17 +182,14 @@ def _believe(classifier: Any, X: Any, grouped: Bags, weak: Any) -> _Belief:
     mean = np.clip(_outputs(classifier, probs).mean(0), 1e-9, 1 - 1e-9)
     constant = np.log(mean) if classifier.head == "softmax" else np.log(mean) - np.log1p(-mean)
     data = BagSet(classifier.supervision_, torch.from_numpy(logits), torch.from_numpy(grouped.sizes), weak)
-    options = {
-        "head": classifier.head,
-        "coupling": classifier.coupling,
-        "on_impossible": classifier.on_impossible,
-    }
+    options = classifier._inference()
     found = infer_set(data, torch.from_numpy(logits), grouped.ids, **options)
     same = infer_set(data, torch.from_numpy(np.tile(constant, (len(logits), 1))), grouped.ids, **options)
     posterior = found.labels.numpy()
     if single:
         posterior = np.concatenate([1 - posterior, posterior], 1)
-    return _Belief(probs, posterior, found.log_likelihood.numpy(), same.log_likelihood.numpy())
+    kinds = likelihood_kinds(found.exact_bags, found.coupling)
+    return _Belief(probs, posterior, found.log_likelihood.numpy(), same.log_likelihood.numpy(), kinds)
 
 
 def _run(classifier: Any, grouped: Bags, names: tuple[str, ...]) -> Run:
@@ -222,18 +219,6 @@ def _run(classifier: Any, grouped: Bags, names: tuple[str, ...]) -> Run:
 def _short(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= 160 else text[:159] + "…"
-
-
-def _likelihood(belief: _Belief, sizes: NDArray[np.int64], is_set: bool) -> Likelihood:
-    total = float(sizes.sum())
-    if is_set:  # the likelihoods are those of large draws, too few to draw them anew
-        nan = math.nan
-        means = [float(x.sum()) / total for x in (belief.log_likelihood, belief.constant)]
-        mine, other = (Estimate(mean, nan, nan) for mean in means)
-    else:
-        counts = sizes.astype(np.float64)
-        mine, other = (ratio(x.astype(np.float64), counts) for x in (belief.log_likelihood, belief.constant))
-    return Likelihood(mine, other, float(belief.log_likelihood.mean()), float(belief.constant.mean()))
 
 
 def _shares(

@@ -12,10 +12,12 @@ from html import escape
 from fastbus.report import pictures
 from fastbus.report.agreement import Agreement
 from fastbus.report.channels import Channel
+from fastbus.report.likelihood import exactness
 from fastbus.report.numbers import Numbers, Surprise
 from fastbus.report.pictures import Picture
 from fastbus.report.resample import Estimate
 from fastbus.report.sheet import SHEET
+from fastbus.report.words import percent
 
 
 def render(numbers: Numbers) -> str:
@@ -84,10 +86,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str, num
     )
 
 
-def percent(value: float) -> str:
-    return f"{100 * value:.1f}\u202f%" if math.isfinite(value) else "–"
-
-
 def number(value: float | None) -> str:
     """Three digits that matter, a proper minus sign."""
     if value is None or not math.isfinite(value):
@@ -118,9 +116,12 @@ def _cards(numbers: Numbers) -> str:
         name = "Weak labels foretold" if found.kind == "labels" else found.what[0].upper() + found.what[1:]
         name = name if share else f"Error of the {found.what}"
         cards.append((name, found.score, found.baseline, share, "same answer for all"))
-    cards.append(
-        ("Log-likelihood an instance (nats)", likelihood.per_instance, likelihood.baseline, False, "without X")
-    )
+    name = "Log-likelihood an instance (nats)" if likelihood.exact else "Log-likelihood an instance (nats), not exact"
+    cards.append((name, likelihood.per_instance, likelihood.baseline, False, "without X"))
+    if likelihood.held_out is not None:
+        unknown = math.nan
+        held, base = (Estimate(x, unknown, unknown) for x in (likelihood.held_out, likelihood.baseline_per_bag))
+        cards.append(("Log-likelihood of a held-out bag (nats)", held, base, False, "without X, all bags"))
     items = "".join(
         f'<li><span class="what">{escape(name)}</span><strong>{_value(found, share)}</strong>'
         f'<span class="interval">{_interval(found, share)}</span>'
@@ -174,16 +175,22 @@ def _curves(numbers: Numbers) -> list[Picture | None]:
 
 def _learning_text(numbers: Numbers) -> str:
     found = numbers.likelihood
-    return _table(
-        ("", "this classifier", "without looking at X"),
-        (
-            ("Log-likelihood of the weak labels, an instance (nats)", _with_interval(found.per_instance, False),
-             _with_interval(found.baseline, False)),
-            ("Log-likelihood of the weak label of a bag (nats)", number(found.per_bag), number(found.baseline_per_bag)),
-        ),
-        "How probable the given weak labels are (0 is certain; higher is better)",
-        (1, 2),
-    )  # fmt: skip
+    rows = [
+        ("Log-likelihood of the weak labels, an instance (nats)", _with_interval(found.per_instance, False),
+         _with_interval(found.baseline, False)),
+        ("Log-likelihood of the weak label of a bag (nats)", number(found.per_bag), number(found.baseline_per_bag)),
+    ]  # fmt: skip
+    if found.held_out is not None:
+        rows.append(
+            (
+                "The same of held-out bags alone (without X: of all bags)",
+                number(found.held_out),
+                number(found.baseline_per_bag),
+            )
+        )
+    caption = "How probable the given weak labels are (0 is certain; higher is better)"
+    head = ("", "this classifier", "without looking at X")
+    return _table(head, rows, caption, (1, 2)) + f"\n<p>{escape(exactness(found.kinds))}</p>"
 
 
 def _beliefs(numbers: Numbers) -> list[Picture | None]:

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from fastbus.report.agreement import Agreement
 from fastbus.report.channels import Channel
 from fastbus.report.gold import Gold
-from fastbus.report.numbers import ClassShare, Confidence, Likelihood
+from fastbus.report.likelihood import Likelihood
+from fastbus.report.numbers import ClassShare, Confidence
 from fastbus.report.style import INK, MAIN, QUIET, SECOND, SERIES, THIRD, WIDTH, inline_svg, plotting
+from fastbus.report.words import percent
 
 CELLS = 12  # rows of a heat map whose numbers are still written into it
 FEWEST = 10  # predictions in a bin, below which the share of right ones is mostly chance
@@ -77,10 +79,10 @@ def learning_curve(history: list[dict[str, float]], key: str, likelihood: Likeli
 def given_and_predicted(found: Agreement, number: int) -> Picture | None:
     """Points around the diagonal for numbers, a table for labels."""
     if found.kind == "labels":
-        alt = f"Table of given against predicted weak labels; {found.score.value:.1%} agree"
+        alt = f"Table of given against predicted weak labels; {percent(found.score.value)} agree"
         text = (
             f"Rows: the weak label that was given. Columns: the one that predictions make most probable. "
-            f"Agreement {found.score.value:.1%}; {found.baseline_means}: {found.baseline.value:.1%}."
+            f"Agreement {percent(found.score.value)}; {found.baseline_means}: {percent(found.baseline.value)}."
         )
         svg = _heat_map(found.table, found.names, found.names, "predicted", "given", f"weak-{number}", alt)
         return Picture(svg, "Given against predicted weak labels", text)
@@ -151,7 +153,7 @@ def class_shares(shares: tuple[ClassShare, ...]) -> Picture:
         figure.tight_layout()
         figure.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncol=2, columnspacing=1.2, handletextpad=0.5)
         alt = "Predicted share of each class: " + ", ".join(
-            f"{share.name} {share.predicted.value:.1%}" for share in shares[:20]
+            f"{share.name} {percent(share.predicted.value)}" for share in shares[:20]
         )
         svg = inline_svg(figure, "shares", alt)
     text = "How common each class is among all instances. Intervals: 1,000 bootstrap samples of whole bags."
@@ -172,13 +174,13 @@ def confidence_histogram(found: Confidence) -> Picture:
         figure.tight_layout()
         figure.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncol=3, columnspacing=1.2, handletextpad=0.5)
         alt = (
-            f"Histogram of confidence: {found.mean_predicted:.1%} on average by prediction alone, "
-            f"{found.mean_with_weak:.1%} once weak labels are read, {found.chance:.1%} by chance"
+            f"Histogram of confidence: {percent(found.mean_predicted)} on average by prediction alone, "
+            f"{percent(found.mean_with_weak)} once weak labels are read, {percent(found.chance)} by chance"
         )
         svg = inline_svg(figure, "confidence", alt)
     text = (
-        f"How sure the classifier is: {found.mean_predicted:.1%} on average by its prediction alone, "
-        f"{found.mean_with_weak:.1%} once the weak label of the bag is read; chance is {found.chance:.1%}."
+        f"How sure the classifier is: {percent(found.mean_predicted)} on average by its prediction alone, "
+        f"{percent(found.mean_with_weak)} once the weak label of the bag is read; chance is {percent(found.chance)}."
     )
     return Picture(svg, "Confidence", text)
 
@@ -252,7 +254,7 @@ def calibration_curve(gold: Gold) -> Picture:
 
 
 def confusion_matrix(gold: Gold) -> Picture:
-    alt = f"Confusion matrix of {gold.labels} labels, {gold.accuracy.value:.1%} right"
+    alt = f"Confusion matrix of {gold.labels} labels, {percent(gold.accuracy.value)} right"
     svg = _heat_map(gold.confusion, gold.names, gold.names, "predicted", "true", "confusion", alt)
     text = "Rows: true classes. Columns: predicted classes. Shades are shares of a row, numbers are counts."
     return Picture(svg, "Confusion", text)

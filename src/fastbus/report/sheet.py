@@ -36,7 +36,7 @@ figcaption { font-size: .87rem; color: var(--soft); margin-top: .7rem; }
 .table { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; min-width: 20rem; }
 caption { text-align: left; font-size: .87rem; color: var(--soft); padding-bottom: .4rem; }
-th, td { padding: .35rem .9rem .35rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
+th, td { padding: .35rem 1.3rem .35rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
 th { font-weight: 500; }
 thead th { color: var(--soft); vertical-align: bottom; }
 td { overflow-wrap: anywhere; min-width: 4.5rem; }

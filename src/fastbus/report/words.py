@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Sequence
@@ -72,6 +73,10 @@ def _entry(value: Any) -> str:
     if isinstance(value, float):
         return "?" if value != value else f"{value:.3g}"
     return "?" if value is None else str(value)
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}\u202f%" if math.isfinite(value) else "–"
 
 
 def class_texts(classes: Sequence[Any]) -> tuple[str, ...]:

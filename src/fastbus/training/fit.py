@@ -159,6 +159,8 @@ def _result(module: WeakModule) -> TrainResult:
     final, config = module.predictor, module.config
     if module.best is not None and config.patience:
         final.load_state_dict(module.best["weights"])
+        # what the loss has learned must be of the same epoch; buffers such as the queue may go on
+        module.loss.load_state_dict(module.best.get("loss", {}), strict=False)
     stopped = len(module.history) < config.epochs
     return TrainResult(final.cpu().eval(), module.history, len(module.history), stopped)
 

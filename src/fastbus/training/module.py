@@ -250,7 +250,9 @@ class WeakModule(pl.LightningModule):
             better = self.best is None or row["held_out"] < self.best["held_out"]
             if better and math.isfinite(row["held_out"]):
                 weights = {name: x.detach().cpu().clone() for name, x in self.predictor.state_dict().items()}
+                learned = {name: x.detach().cpu().clone() for name, x in self.loss.named_parameters()}
                 self.best = {"held_out": row["held_out"], "epoch": self.current_epoch, "weights": weights}
+                self.best["loss"] = learned
         self.history.append(row)
         for name, value in row.items():
             if name != "epoch":
@@ -297,6 +299,7 @@ class WeakModule(pl.LightningModule):
         described = {f"config.{name}": value for name, value in self.config.as_dict().items()}
         loss = self.loss
         text = f"{loss!r}, {loss.coupling}, {loss.smoothing:g}, {loss.likelihood:g}, {loss.budget}"
+        text += "" if loss.rank is None else f", rank {loss.rank}"
         # on one line, and without the addresses of functions, which differ from process to process
         described["loss"] = " ".join(re.sub(r" at 0x[0-9a-f]+", "", text).split())
         described["network"] = zlib.crc32(

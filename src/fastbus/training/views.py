@@ -264,9 +264,9 @@ def table_views(
             "Flatten the rows, or use kind='image'."
         )
     for name, value in (("jitter", jitter), ("strong_jitter", strong_jitter)):
-        if not 0 <= value < math.inf:
+        if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
             raise InputError(f"{name}={value!r}; expected a standard deviation, 0 or more. Pass 0 for none.")
-    if not 0 <= dropout < 1:
+    if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
         raise InputError(f"dropout={dropout!r}; expected a share in [0, 1). Give a share, not a percentage.")
     normalise = read_normalise(mean, std, input_shape[0], default=(0.0, 1.0))
     weak = _Rows(input_shape, normalise, jitter, 0.0)

@@ -25,10 +25,12 @@ MAX_BAGS, MAX_PADDED, MAX_DRAW, MAX_FORWARD = 512, 16_384, 1024, 4096
 
 
 class SetPosterior(NamedTuple):
-    """Posterior of the labels (N, C), and log P(w | x) of each bag or draw."""
+    """Posterior of the labels (N, C); log P(w | x) of each bag or draw, whether it is exact, how it was found."""
 
     labels: Tensor
     log_likelihood: Tensor
+    exact_bags: Tensor
+    coupling: tuple[str, ...]
 
 
 class _Part(NamedTuple):
@@ -41,7 +43,7 @@ class _Part(NamedTuple):
 def infer_set(data: BagSet, logits: Tensor, ids: NDArray[Any] | None = None, **options: Any) -> SetPosterior:
     """Infer all bags of a set from its logits."""
     labels = torch.zeros_like(logits)
-    values = []
+    values, exact, coupling = [], [], []
     for part in _draws(data) if data.is_set else _groups(data, ids):
         try:
             post = infer(data.supervision, logits[part.rows], part.weak, bag_sizes=part.sizes, **options)
@@ -49,7 +51,9 @@ def infer_set(data: BagSet, logits: Tensor, ids: NDArray[Any] | None = None, **o
             raise type(problem)(_named(str(problem), part.bags)) from None
         labels[part.rows] = post.labels
         values.append(post.log_likelihood)
-    return SetPosterior(labels, torch.cat(values))
+        exact.append(post.exact_bags)
+        coupling += post.coupling
+    return SetPosterior(labels, torch.cat(values), torch.cat(exact), tuple(coupling))
 
 
 def _groups(data: BagSet, ids: NDArray[Any] | None) -> Iterator[_Part]:

@@ -49,6 +49,7 @@ VARIANTS = {
     "exact": Variant("exact inference, classes tied together"),
     "one-vs-rest": Variant("exact inference, class by class", _ONE_VS_REST, heads=("softmax",)),
     "joint objective": Variant("one-vs-rest, learned modules' objective", {"mode": "joint", **_ONE_VS_REST}),
+    "exact, joint objective": Variant("exact, learned modules' objective", {"mode": "joint"}, heads=("softmax",)),
     "rank 3": Variant("one-vs-rest, 3 states: larger counts unheard", _ONE_VS_REST, rank=3, kinds=_COUNTS),
     "rank 2": Variant("one-vs-rest, 2 states: larger counts unheard", _ONE_VS_REST, rank=2, kinds=_COUNTS),
     "learned": _learned("full", "state evolution"),

@@ -1,7 +1,8 @@
 """Crowds: classes of dogs and faces from answers alone, and a classifier of scenes from answers and features.
 
 dog, face: (task, worker, label) rows without features; the share of tasks whose class is found, unknown truths
-left out. labelme: train on the answers of 59 workers to 1,000 images, test on 1,188 others (VGG features).
+left out. What our model was chosen by stands in its note. labelme: train on the answers of 59 workers to 1,000
+images, test on 1,188 others (VGG features).
 """
 
 from __future__ import annotations
@@ -24,6 +25,17 @@ PEERS = ("DawidSkene", "OneCoinDawidSkene", "GLAD", "MMSR", "MACE")
 CLASSES = 8  # of labelme
 # What WeakClassifier would pick for a crowd, stated so that the baselines get the same network.
 NETWORK: dict[str, Any] = {"backbone": "mlp", "dropout": 0.5}
+# The first of 1, 2 and 3 kinds that was within the noise of the best held-out likelihood.
+SAMPLING: dict[str, Any] = {"samples": 800, "kinds": 2}
+QUICK = (
+    "chosen with the truth in view: models with several kinds of tasks a class made held-out answers more probable, "
+    "but were dropped after they had been seen to find fewer labels"
+)
+SAMPLED = (
+    "the model without sampling, itself chosen with the truth of dog and face in view, extended by two kinds of "
+    "annotators and averaged over Gibbs samples; this step was taken because it made held-out answers of dog, face and "
+    "labelme more probable, before its accuracy was looked at"
+)
 Answers = NDArray[np.int64]  # (N, A), -1 for none
 Shares = NDArray[np.float64]  # (N, C)
 
@@ -31,10 +43,10 @@ Shares = NDArray[np.float64]  # (N, C)
 def run(name: str, source: Source, seeds: int, progress: Progress) -> Iterator[Entry]:
     """The entries of one data set."""
     arrays = source.load(f"crowd_{name}")
-    yield from _labelme(arrays, seeds, progress) if name == "labelme" else _answers_alone(name, arrays, progress)
+    yield from _labelme(arrays, seeds, progress) if name == "labelme" else _answers_alone(name, arrays, seeds, progress)
 
 
-def _answers_alone(name: str, arrays: dict[str, NDArray[Any]], progress: Progress) -> Iterator[Entry]:
+def _answers_alone(name: str, arrays: dict[str, NDArray[Any]], seeds: int, progress: Progress) -> Iterator[Entry]:
     from fastbus.supervision.imperfect import answers_from_table
 
     truth = arrays["truth"].astype(np.int64)
@@ -44,8 +56,12 @@ def _answers_alone(name: str, arrays: dict[str, NDArray[Any]], progress: Progres
     def scored(find: Callable[[Answers], Shares]) -> Callable[[int], tuple[float]]:
         return lambda repeat: (found_share(find(answers), truth),)
 
+    def sampled(repeat: int) -> tuple[float]:
+        return (found_share(ours(answers, random_state=repeat, **SAMPLING), truth),)
+
+    yield from repeated(name, (FOUND,), Method("fastbus", "ours", SAMPLING, sampled, SAMPLED), seeds, progress)
     methods = [
-        Method("fastbus", "ours", {}, scored(ours), "the model was chosen by the likelihood of held-out answers"),
+        Method("fastbus, no sampling", "ours", {}, scored(ours), QUICK),
         Method("majority", "trivial", {}, scored(majority), "ties count by halves, thirds, ..."),
         Method("Dawid-Skene", "trivial", {"rounds": 100}, scored(partial(dawid_skene, rounds=100)), "plain EM"),
     ]
@@ -64,10 +80,10 @@ def found_share(shares: Shares, truth: NDArray[np.int64]) -> float:
     return float((best / best.sum(1, keepdims=True))[np.arange(known.sum()), truth[known]].mean())
 
 
-def ours(answers: Answers) -> Shares:
+def ours(answers: Answers, **options: Any) -> Shares:
     from fastbus.crowds import aggregate_crowd
 
-    return np.asarray(aggregate_crowd(answers).posterior.numpy())
+    return np.asarray(aggregate_crowd(answers, **options).posterior.numpy())
 
 
 def majority(answers: Answers) -> Shares:
@@ -129,7 +145,7 @@ def _labelme(arrays: dict[str, NDArray[Any]], seeds: int, progress: Progress) ->
         return once
 
     methods = (
-        Method("fastbus", "ours", NETWORK, learned("crowd_label", answers), "defaults, nothing selected"),
+        Method("fastbus", "ours", NETWORK, learned("crowd_label", answers), "library defaults, nothing selected here"),
         Method(
             "same network on the majority",
             "trivial",
@@ -141,7 +157,11 @@ def _labelme(arrays: dict[str, NDArray[Any]], seeds: int, progress: Progress) ->
     )
     for method in methods:
         yield from repeated("labelme", TESTED, method, seeds, progress)
-    alone = Method("fastbus, answers alone", "ours", {}, lambda repeat: (found_share(ours(answers), truth),))
-    yield from repeated("labelme", TESTED[1:], alone, 1, progress)
+
+    def alone(repeat: int) -> tuple[float]:
+        return (found_share(ours(answers, random_state=repeat, **SAMPLING), truth),)
+
+    features_unseen = Method("fastbus, answers alone", "ours", SAMPLING, alone, SAMPLED)
+    yield from repeated("labelme", TESTED[1:], features_unseen, seeds, progress)
     layer = "Rodrigues and Pereira 2018, rounded: VGG features of the same images"
     yield Entry("labelme", TESTED[0], "published CrowdLayer", "published", 0.83, None, 1, 0.0, {}, layer)

@@ -20,8 +20,15 @@ NAMES = ("yeast", "scene")
 METRICS = ("mAP", "micro F1", "macro F1", "Hamming accuracy")
 MISSING = (0.3, 0.6)
 FLIPPED = (0.1, 0.3)
-# Set beforehand for every method and both data sets: nothing is selected.
-NETWORK: dict[str, Any] = {"backbone": "mlp", "dropout": 0.5, "epochs": 20, "batch_bags": 64}
+# The same for every method and both data sets. Large batches with a large step, since held-out labels are then as
+# probable as with 64 rows at a time, in a third of the time.
+NETWORK: dict[str, Any] = {
+    "backbone": "mlp",
+    "dropout": 0.5,
+    "epochs": 20,
+    "batch_bags": 256,
+    "learning_rate": 1e-2,
+}
 Labels = NDArray[np.float64]  # (N, C): 0, 1, NaN for missing
 
 
@@ -36,7 +43,7 @@ def run(name: str, source: Source, seeds: int, progress: Progress) -> Iterator[E
     def guessed(weaken: Callable[[int], Labels]) -> Callable[[int], tuple[float, ...]]:
         return lambda repeat: figures(arrays, class_shares(arrays, weaken(repeat)))
 
-    note = "settings a priori, one network for all methods"
+    note = "one network for all methods; its step and batch by the likelihood of held-out training labels"
     ceiling = Method("same network, all true labels", "trivial", NETWORK, trained(lambda repeat: truth), "the ceiling")
     yield from repeated(name, tasks("all labels"), ceiling, seeds, progress)
     for rate in MISSING:

@@ -57,28 +57,60 @@ def as_table(records: Sequence[Record], seeds: int) -> RenderableType:
 
 
 def as_markdown(records: Sequence[Record], command: str) -> str:
-    """All numbers, one a row, with what they were measured on."""
+    """A section for each data set: methods down, figures across, notes below."""
     lines = [
         "# Real data, usual protocols",
         "",
         f"Percent; ± is the standard deviation over the repeats. Written by `{command}`; every number with its",
         "settings is a line of tables.jsonl beside this file. Published figures are their authors' own, not measured.",
-        "",
-        "| data | task | method | kind | value | repeats | seconds |",
-        "|---|---|---|---|---|---|---|",
+        "Seconds are those of all repeats by the clock, and say little where other work shared the machine.",
     ]
-    notes: list[str] = []
-    for (data, task), cell in by_cell(records).items():
-        for record in sorted(cell, key=lambda record: list(KINDS).index(record["kind"])):
-            name = f"**{record['method']}**" if record["kind"] == "ours" else record["method"]
-            if record["note"] and record["note"] not in notes:
-                notes.append(record["note"])
-            mark = f" [{notes.index(record['note']) + 1}]" if record["note"] else ""
-            measured = record["kind"] != "published"
-            lines.append(
-                f"| {data} | {task} | {name}{mark} | {record['kind']} | {shown_value(record)} | "
-                f"{record['repeats'] if measured else ''} | {format(record['seconds'], '.1f') if measured else ''} |"
-            )
-    lines += ["", *(f"[{number}] {note}  " for number, note in enumerate(notes, 1))]
+    for data in dict.fromkeys(record["data"] for record in records):
+        lines += ["", f"## {data}"]
+        lines += _section([record for record in records if record["data"] == data])
     machines = sorted({f"{record['device']}; torch {record['versions']['torch']}" for record in records})
     return "\n".join([*lines, "", f"Measured on: {' / '.join(machines)}.", ""])
+
+
+def _section(records: Sequence[Record]) -> list[str]:
+    """The tables of one data set: tasks "condition: figure" share the table of their condition."""
+    notes: list[str] = []
+    lines: list[str] = []
+    conditions: dict[str, list[Record]] = {}
+    for record in records:
+        conditions.setdefault(_parted(record)[0], []).append(record)
+    for condition, rows in conditions.items():
+        figures = list(dict.fromkeys(_parted(record)[1] for record in rows))
+        columns = ["method", "kind", *figures, "repeats", "seconds"]
+        lines += ["", *([f"{condition}:", ""] if condition else [])]
+        lines += [_row(columns), _row(["---"] * 2 + ["---:"] * (len(columns) - 2))]
+        methods: dict[str, list[Record]] = {}
+        for record in sorted(rows, key=lambda record: list(KINDS).index(record["kind"])):
+            methods.setdefault(record["method"], []).append(record)
+        lines += [_method_row(cells, figures, notes) for cells in methods.values()]
+    return [*lines, "", *(f"[{number}] {note}  " for number, note in enumerate(notes, 1))] if notes else lines
+
+
+def _method_row(cells: Sequence[Record], figures: Sequence[str], notes: list[str]) -> str:
+    """One method of a table; its note gets a number, and joins `notes` if it is new."""
+    first = cells[0]
+    name = f"**{first['method']}**" if first["kind"] == "ours" else first["method"]
+    if note := first["note"]:
+        if note not in notes:
+            notes.append(note)
+        name += f" [{notes.index(note) + 1}]"
+    values = {_parted(record)[1]: shown_value(record) for record in cells}
+    effort = ["", ""]
+    if first["kind"] != "published":
+        effort = [str(first["repeats"]), f"{max(record['seconds'] for record in cells):.1f}"]
+    return _row([name, first["kind"], *(values.get(figure, "") for figure in figures), *effort])
+
+
+def _parted(record: Record) -> tuple[str, str]:
+    """The condition and the figure of a task."""
+    condition, _, figure = record["task"].rpartition(": ")
+    return condition, figure
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -51,9 +51,8 @@ def run_tables(
         for entry in modules[name].run(name, source, seeds, progress):
             if entry.key(seeds) in known:
                 continue
-            record = as_record(entry, seeds, about)
-            append_record(log, record)
-            records.append(record)
+            append_record(log, as_record(entry, seeds, about))
+    records = read_records(log)  # with what another run may have added meanwhile
     everything = newest(records, modules, seeds)
     command = "fastbus bench tables" + (f" --seeds {seeds}" if seeds != 5 else "")
     write_atomically(as_markdown(everything, command).encode(), out / "tables.md")
