@@ -136,6 +136,8 @@ def test_malformed_modules():
         ClassLoop.from_labels([[0, 1], [2, 1]])
     with pytest.raises(InputError, match="sum to less than 1"):
         ClassLoop.from_labels([[0, 1]], noise=(0.5, 0.5))
+    with pytest.raises(InputError, match="not negative"):
+        ClassLoop.from_labels([[0, 1]], noise=(-0.2, 0.1))
     soft = torch.full((1, 3, 4), 0.25)
     with pytest.raises(CouplingError, match="virtual"):
         loop = ClassLoop(3, 4, random_factor(3, 4), method="sweeps")

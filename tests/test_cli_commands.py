@@ -55,6 +55,14 @@ def test_fit_writes_a_run_folder(trained: Path) -> None:
     assert summary["accuracy_on_these_instances"] > 0.85 > summary["most_frequent_class"]
 
 
+def test_fit_prints_a_path_that_can_be_opened(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    words = ["fit", trained / "iris.csv", "--bags", trained / "bags.csv", *PROPORTION, "--epochs", 1]
+    assert cli.main([*map(str, words), "--out", str(tmp_path / "run")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    place = next(line.split(maxsplit=1)[1] for line in lines if line.startswith("report "))
+    assert Path(place) == tmp_path / "run" / "report.html" and Path(place).is_file()
+
+
 def test_the_run_is_a_saved_classifier(trained: Path) -> None:
     classifier = WeakClassifier.load(trained / "run")
     assert classifier.classes_.tolist() == ["setosa", "versicolor", "virginica"]
@@ -237,7 +245,7 @@ def test_check_names_impossible_bags_and_fails(tmp_path: Path, capsys: Capture) 
     counts.to_csv(bags, index=False)
     assert cli.main(["check", str(instances), "--bags", str(bags), *PROPORTION]) == 2
     out, err = capsys.readouterr()
-    assert "b3, b17" in out
+    assert "2, namely b3, b17" in out
     assert err.count("\n") == 1 and "2 of 30 bags" in err and "bag 'b3', 'b17'" in err and str(bags) in err
     fit = ["fit", str(instances), "--bags", str(bags), *PROPORTION, "--out", str(tmp_path / "run"), "--epochs", "1"]
     assert cli.main(fit) == 2

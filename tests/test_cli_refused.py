@@ -43,7 +43,10 @@ INSTANCES: dict[str, tuple[bytes | str, str]] = {
     "unnamed column": ("bag,,x\na,1,2\n", "a name for each"),
     "not utf-8": (b"bag,x\n\xff\xfe,1\n", "is not UTF-8"),
     "open quote": ('bag,x\n"a,1\n', "cannot be read"),
-    "text feature": ("bag,x\na,1\na,red\nb,2\n", "column 'x', row 2"),
+    "text feature": (
+        "bag,x\na,1\na,red\nb,2\n",
+        "column 'x', row 2. Encode it as numbers, or leave it out with --ignore.",
+    ),
     "empty feature": ("bag,x\na,1\na,\nb,2\n", "column 'x', row 2"),
     "nan feature": ("bag,x\na,1\na,nan\nb,2\n", "column 'x', row 2"),
     "infinite feature": ("bag,x\na,1\na,inf\nb,2\n", "column 'x', row 2"),
@@ -136,6 +139,7 @@ ROWS: dict[str, tuple[list[str], str, str]] = {
     "all ignored": (["noisy_label", "--ignore", "x"], "x,weak\n1,a\n2,b\n", "at least one feature"),
     "picture": (["noisy_label"], "image,weak\nno.png,a\nno.png,b\n", "column 'image', row 1"),
     "picture outside": (["noisy_label"], "image,weak\n../../etc/passwd,a\nno.png,b\n", "column 'image', row 1"),
+    "misspelt": (["noisy_label"], "x,waek\n1,a\n2,b\n", "expected the weak label of noisy_label: weak"),
     "unprefixed": (["noisy_label & semi_supervised"], "x,weak\n1,a\n2,b\n", "noisy_label."),
 }
 

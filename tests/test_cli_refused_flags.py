@@ -98,7 +98,7 @@ FLAGS: dict[str, tuple[list[str], str]] = {
     "batch 0": ([*FIT, *OUT, "--batch-bags=-3"], "max_bags=-3"),
     "option without a value": ([*FIT, *OUT, "--option", "unit"], "'unit'"),
     "option without a name": ([*FIT, *OUT, "--option", "=3"], "'=3'"),
-    "unknown option": ([*FIT, *OUT, "--option", "units=count"], "units"),
+    "unknown option": ([*FIT, *OUT, "--option", "units=count"], "expected some of kind, unit, tolerance, noise, soft"),
     "option of another value": ([*FIT, *OUT, "--option", "unit=dozen"], "'dozen'"),
     "option no yaml": ([*FIT, *OUT, "--option", "noise=[1,"], "noise"),
     "noise of another form": ([*FIT, *OUT, "--option", "noise=0.3"], "noise=0.3"),
@@ -138,6 +138,7 @@ FLAGS: dict[str, tuple[list[str], str]] = {
     "infer coupling": ([*INFER, "--coupling", "loose"], "'loose'"),
     "infer chunk 0": ([*INFER, "--chunk-bags", "0"], "chunk_bags=0"),
     "infer other table": (["infer", "@/iris.csv", *INFER[2:]], "p_<class>"),
+    "infer without bags": ([*INFER[:2], *INFER[4:]], "or give the bag table too"),
     "infer to another type": ([*INFER[:-1], "@/q.txt"], "q.txt"),
     "check head": (["check", *FIT[1:], "--head", "tail"], "'tail'"),
     "check out": (["check", *FIT[1:], "--out", "x"], "--out"),
@@ -250,12 +251,13 @@ def state(name: str, change: Callable[[dict[str, object]], object]) -> Callable[
     return damage
 
 
-MODEL, KEPT = "model.safetensors", "checkpoint.safetensors"
+MODEL, KEPT, DONE = "model.safetensors", "checkpoint.safetensors", "summary.json"
 ZEROS = save({"x": np.zeros(3)})
 RUNS: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "no config": ("predict", lambda run: (run / "config.yaml").unlink(), "config.yaml"),
     "no data.json": ("predict", lambda run: (run / "data.json").unlink(), "data.json"),
     "no model": ("predict", lambda run: (run / MODEL).unlink(), MODEL),
+    "unfinished": ("predict", lambda run: [(run / name).unlink() for name in (MODEL, DONE)] and None, "fastbus resume"),
     "no environment": ("resume", lambda run: (run / "environment.json").unlink(), "environment.json"),
     "data.json no JSON": ("predict", written("data.json", b"{"), "data.json"),
     "data.json a list": ("predict", written("data.json", b"[]"), "data.json"),
@@ -309,6 +311,6 @@ def test_run_folders(
     damage(run)
     words = ["predict", str(run), str(folder / "iris.csv"), "--out", str(folder / "x.csv")]
     if command == "resume":
-        (run / "summary.json").unlink()
+        (run / DONE).unlink()
         words = ["resume", str(run)]
     refused(capsys, folder, words, text)

@@ -126,6 +126,7 @@ def test_too_little_overlap_is_said() -> None:
         (([0], [0]), {}, WeakLabelError, "2 columns"),
         ([[0, 1, 1]], {"strength": 0.0}, InputError, "strength=0.0"),
         ([[0, 1, 1]], {"prior": [0.5, 0.6]}, InputError, "sum to 1"),
+        ([[0, 1, 1]], {"prior": [float("nan"), 0.5]}, InputError, "sum to 1"),
     ],
 )
 def test_refused(answers: object, options: dict[str, object], error: type[Exception], text: str) -> None:

@@ -240,6 +240,18 @@ def test_certain_predictions_leave_no_nan(name):
         assert parameter.grad is not None and bool(parameter.grad.isfinite().all()), name
 
 
+def test_a_module_follows_the_predictions_to_their_device():
+    """The meta device stands for any other."""
+    case = CASES["multi_instance-sigmoid2"]
+    batch = random_batch(case)
+    module = module_for(case, batch)
+    B, K, C = batch.logits.shape
+    base = torch.zeros(B, K, C, 2, 2, device="meta")
+    found = module.log_labels(base, features_of(batch).to("meta"), batch.mask.to("meta"))
+    assert found.device.type == "meta"
+    assert {parameter.device.type for parameter in module.parameters()} == {"meta"}
+
+
 # -- padding and random numbers --------------------------------------------------------------------
 
 

@@ -113,6 +113,10 @@ def test_inputs_are_left_alone():
     with torch.no_grad():
         value = WeakLoss("label_proportion", mode="joint")(x, batch.weak, batch.mask)
     assert not value.requires_grad
+    weights = torch.ones(3)
+    loss = WeakLoss("label_proportion", class_weights=weights)
+    loss.load_state_dict({"class_weights": torch.full((3,), 2.0)})
+    assert torch.equal(weights, torch.ones(3)) and torch.equal(loss.class_weights, torch.full((3,), 2.0))
 
 
 def test_a_learnable_transition_gets_its_gradient_through_the_likelihood():
@@ -170,6 +174,28 @@ def test_similar_dissimilar_unlabeled_gives_every_bag_its_sum():
     sets = WeakLoss(UnlabeledUnlabeled((0.3,)), reduction="none")(logits[1], weak[1])
     value = WeakLoss(SimilarDissimilarUnlabeled(0.3), reduction="none")(logits, weak)
     close(value, torch.cat([pairs, sets]))
+
+
+@pytest.mark.parametrize(
+    ("options", "cure"),
+    [({"evolution": "full"}, "Build one with build_evolution"), ({"class_loop": "labels"}, "ClassLoop.from_labels")],
+)
+def test_names_of_modules_are_refused(options, cure):
+    """They are what WeakClassifier takes."""
+    with pytest.raises(fastbus.InputError, match=cure):
+        WeakLoss("multi_instance", head="sigmoid", **options)
+    with pytest.raises(fastbus.InputError, match=cure):
+        fastbus.infer("multi_instance", draws(1, 3, 2), [[1, 0]], head="sigmoid", **options)
+
+
+def test_similar_dissimilar_unlabeled_takes_posteriors_inferred_before():
+    rule = SimilarDissimilarUnlabeled(0.3)
+    logits, weak = (draws(4, 2, 2), draws(2, 5, 2)), (torch.tensor([1, 0, 0, -1]), torch.tensor([0, 0]))
+    posts = fastbus.infer(rule, (draws(4, 2, 2, seed=5), draws(2, 5, 2, seed=6)), weak)
+    loss = WeakLoss(rule, reduction="none")
+    pairs = WeakLoss("pair_similarity", reduction="none")(logits[0], weak[0], posterior=posts[0])
+    sets = WeakLoss(UnlabeledUnlabeled((0.3,)), reduction="none", queue=0)(logits[1], weak[1], posterior=posts[1])
+    close(loss(logits, weak, posterior=posts), torch.cat([pairs, sets]))
 
 
 @pytest.mark.parametrize(

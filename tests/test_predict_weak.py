@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 from collections import defaultdict
 
 import numpy as np
@@ -120,3 +121,12 @@ def test_sigmoid_heads_and_noisy_counts_are_judged_class_by_class() -> None:
             masses = enumerated(torch.stack([1 - p, p], 1))
             best = max(masses, key=lambda counts: masses[counts])
             assert int(free[bag, c]) == best[1] == int(reported[bag, c])
+
+
+def test_very_large_bags_of_two_classes_are_rounded() -> None:
+    probs = torch.full((1, 50_000, 2), 0.5, dtype=torch.float64)
+    probs[0, :, 0] = 0.3
+    probs[0, :, 1] = 0.7
+    start = time.perf_counter()
+    assert exclusive_counts(probs).tolist() == [[15_000, 35_000]]
+    assert time.perf_counter() - start < 2

@@ -194,6 +194,8 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "no held-out bags": ({"held_out": None}, r"held-out set = None"),
     "another network": ({"network": lambda: mlp(hidden=(17,))}, "network"),
     "another loss": ({"loss": lambda: counting_loss(likelihood=0.5)}, "loss = "),
+    "class weights": ({"loss": lambda: counting_loss(class_weights=[2.0] + 9 * [1.0])}, "class weights"),
+    "impossible bags": ({"loss": lambda: counting_loss(on_impossible="ignore")}, "on_impossible ignore"),
 }
 
 

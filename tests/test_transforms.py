@@ -280,6 +280,8 @@ def test_what_stayed_on_the_cpu_is_moved() -> None:
     loss = fastbus.WeakLoss(fastbus.PositiveUnlabeled(0.3), head="sigmoid", queue=4, class_weights=[1.0])
     assert loss(torch.zeros(1, 3, 1).cuda(), [[1, -1, -1]], bag_weights=[2.0]).is_cuda
     fastbus.CrowdLabel.estimate(torch.zeros(4, 2).cuda(), torch.zeros(4, 3, dtype=torch.long))
+    fastbus.ClassLoop.from_labels(torch.tensor([[0, 1], [1, 1]]).cuda(), noise=(0.1, 0.2))
+    fastbus.aggregate_crowd([[0, 1, 1]], prior=torch.tensor([0.5, 0.5]).cuda())
 
 
 def as_arrays(weak: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 from jsonargparse import ArgumentParser
 
 from fastbus.commands import bench, check, fit, infer, predict, show
-from fastbus.commands.parser import USER_ERROR, ConfigError, Parser, expand_config
+from fastbus.commands.parser import USER_ERROR, ConfigError, Parser, expand_config, in_flags
 
 INTERRUPTED = 130
 
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return command.run(options) or 0
         except FastbusError as error:
-            print(f"fastbus: {' '.join(str(error).split())}", file=sys.stderr)
+            print(f"fastbus: {in_flags(str(error))}", file=sys.stderr)
             return USER_ERROR
         except OSError as error:
             place = f"{error.filename}: " if error.filename else ""

@@ -204,7 +204,8 @@ def _check_samples(samples: int, kinds: int, strength: float | None) -> None:
 
 def _read_prior(prior: Any, C: int) -> Tensor:
     cure = "Give one share a class."
-    shares = read_tensor(prior, "prior", InputError, expected="shares (C,)", cure=cure).double()
-    if shares.shape != (C,) or bool((shares < 0).any()) or abs(float(shares.sum()) - 1) > 1e-3:
+    shares = read_tensor(prior, "prior", InputError, expected="shares (C,)", cure=cure).detach().cpu().double()
+    # stated so that NaN does not pass
+    if shares.shape != (C,) or not bool((shares >= 0).all()) or not abs(float(shares.sum()) - 1) <= 1e-3:
         raise InputError(f"prior {shares.tolist()}; expected {C} shares that sum to 1. {cure}")
     return shares / shares.sum()

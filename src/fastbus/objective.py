@@ -21,6 +21,7 @@ from fastbus.errors import InputError, choice
 from fastbus.inference.class_coupling import ClassCoupling
 from fastbus.inference.evolution import StateEvolution
 from fastbus.inference.infer import Coupling, Head, infer
+from fastbus.inference.plugs import check_modules
 from fastbus.inference.posterior import Posterior
 from fastbus.inference.predictions import as_predictions, settled
 from fastbus.loss_weights import sum_per_bag, weights_of_bags, weights_of_classes, weights_of_instances
@@ -167,6 +168,7 @@ class WeakLoss(nn.Module):
         choice(mode, ("em", "joint"), "mode", InputError)
         choice(reduction, ("mean", "sum", "none"), "reduction", InputError)
         choice(head, ("softmax", "sigmoid"), "head", InputError)
+        check_modules(evolution, class_loop)
         self.supervision = resolve(supervision)
         self.head: Head = head
         self.coupling: Coupling = coupling
@@ -180,7 +182,7 @@ class WeakLoss(nn.Module):
         self.budget = budget
         self.validate = validate
         if class_weights is not None:
-            class_weights = weights_of_classes(class_weights)
+            class_weights = weights_of_classes(class_weights).detach().clone()  # loading a state writes to buffers
         self.register_buffer("class_weights", class_weights)
         if queue is None:  # an evolution reads features, which predictions of earlier batches lack
             queue = usual_size(self.supervision) if evolution is None else 0
@@ -218,6 +220,7 @@ class WeakLoss(nn.Module):
         """
         if isinstance(self.supervision, SimilarDissimilarUnlabeled):
             options = {"bag_sizes": bag_sizes, "bag_weights": bag_weights, "sample_weights": sample_weights}
+            options["posterior"] = posterior
             return self._sum_of_terms(self.supervision, logits, weak, mask, options)
         sums = self.sums(
             logits,

@@ -60,8 +60,12 @@ def run(options: Any) -> int:
         summary["balance_of_weak_labels"] = balance
     if data.labels is not None:
         summary["balance_of_true_labels"] = _balance(data.labels, names)
-    summary["impossible_bags"] = [str(bag) for bag in bad[:SHOWN].tolist()] + (["..."] if len(bad) > SHOWN else [])
-    print_summary(summary | ({"impossible": len(bad)} if len(bad) else {}), options.json)
+    first = [str(bag) for bag in bad[:SHOWN].tolist()] + (["..."] if len(bad) > SHOWN else [])
+    if options.json:
+        summary |= {"impossible_bags": first} | ({"impossible": len(bad)} if len(bad) else {})
+    else:
+        summary["impossible_bags"] = f"{len(bad)}, namely {', '.join(first)}" if len(bad) else "none"
+    print_summary(summary, options.json)
     if not len(bad):
         return 0
     listed = ", ".join(repr(bag) for bag in bad[:SHOWN].tolist()) + (", ..." if len(bad) > SHOWN else "")

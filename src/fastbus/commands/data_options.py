@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,12 @@ def given(options: Options, name: str, what: str) -> str:
     return str(value)
 
 
+def option_names(kind: type[Supervision]) -> list[str]:
+    """What `--option` may set of a kind."""
+    takes = inspect.signature(kind).parameters.values()
+    return [each.name for each in takes if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+
+
 def make_supervision(name: str, settings: dict[str, Any]) -> Supervision:
     """A supervision from its name, or `a & b`, and its options, those of parts as part.key."""
     from fastbus.errors import FastbusError, SupervisionError
@@ -95,8 +102,8 @@ def make_supervision(name: str, settings: dict[str, Any]) -> Supervision:
         except (TypeError, ValueError, RuntimeError, AttributeError) as problem:
             reason = str(problem).partition("\n")[0].replace(f"{REGISTRY[title].__name__}.__init__()", "").strip()
             raise SupervisionError(
-                f"options {chosen or 'none'} of {title} ({reason}); expected those of fastbus."
-                f"{REGISTRY[title].__name__}. Correct --option."
+                f"options {chosen or 'none'} of {title} ({reason}); expected some of "
+                f"{', '.join(option_names(REGISTRY[title])) or 'none'}. Correct --option."
             ) from None
     if left:
         raise SupervisionError(

@@ -209,7 +209,7 @@ def _train(classifier: WeakClassifier, supervision: Supervision, data: WeakData,
     """Train in the folder of a run, from its checkpoint where it has one, and finish the folder."""
     from fastbus.commands.learning import fit_resumably, report, scores
     from fastbus.commands.output import print_summary
-    from fastbus.commands.run_folder import SUMMARY, write_json
+    from fastbus.commands.run_folder import REPORT, SUMMARY, write_json
 
     start = time.perf_counter()
     progress = sys.stderr.isatty() and not options.quiet
@@ -220,7 +220,7 @@ def _train(classifier: WeakClassifier, supervision: Supervision, data: WeakData,
     reported = report(classifier, supervision, data, run)
     summary = {
         "run": str(run),
-        "report": "report.html" if reported else "none: install fastbus[report]",
+        "report": REPORT if reported else "none: install fastbus[report]",
         "bags": len(data),
         "instances": data.bags.num_instances,
         "classes": [str(name) for name in classifier.classes_.tolist()],
@@ -228,5 +228,6 @@ def _train(classifier: WeakClassifier, supervision: Supervision, data: WeakData,
         **scores(classifier, data),
     }
     write_json(run / SUMMARY, {name: value for name, value in summary.items() if name != "run"})
-    print_summary(summary | {"seconds": time.perf_counter() - start}, options.json)
+    place = {} if options.json or not reported else {"report": str(run / REPORT)}  # read by people: to be opened
+    print_summary(summary | place | {"seconds": time.perf_counter() - start}, options.json)
     return 0

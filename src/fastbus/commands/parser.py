@@ -36,6 +36,13 @@ def one_line(message: str) -> str:
     return text.rstrip(".")
 
 
+def in_flags(message: str) -> str:
+    """A message of the library in one line, with flags for the options that it names for Python."""
+    text = " ".join(message.split())
+    text = re.sub(r"\b(features|ignore|classes|images)=(?=[.,; ])", r"--\1", text + " ").rstrip()
+    return re.sub(r'\b(on_impossible|head)="(\w+)"', lambda found: f"--{found[1].replace('_', '-')} {found[2]}", text)
+
+
 class ConfigError(Exception):
     """A config that cannot be read, or holds what is no flag."""
 

@@ -38,7 +38,7 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Any) -> int:
     """Predict a table."""
     from fastbus.commands.output import check_target, print_summary
-    from fastbus.commands.run_folder import CONFIG, read_run
+    from fastbus.commands.run_folder import CONFIG, read_finished
     from fastbus.data.layout import make_layout
     from fastbus.errors import InputError
     from fastbus.learner import WeakClassifier
@@ -49,7 +49,7 @@ def run(options: Any) -> int:
     bags_out = None if options.bags_out is None else check_target(options.bags_out, "--bags-out")
     if bags_out is not None and bags_out.resolve() == out.resolve():
         raise InputError(f"--out and --bags-out {options.bags_out!r}; expected two files. Rename one.")
-    facts, _ = read_run(run)
+    facts = read_finished(run)
     classifier = WeakClassifier.load(run)
     options.features, options.ignore = None, None
     if options.image_size is None:

@@ -146,6 +146,14 @@ def read_run(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return facts, environment
 
 
+def read_finished(run: Path) -> dict[str, Any]:
+    """Facts about the data of a run that has a classifier to predict with."""
+    facts, _ = read_run(run)
+    if not (run / MODEL).is_file() and not (run / SUMMARY).is_file():
+        raise InputError(f"{run} is unfinished; expected a trained run. Go on with: fastbus resume {run}.")
+    return facts
+
+
 def _mapping(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{path} is missing; expected it beside the run. Start a new run.")

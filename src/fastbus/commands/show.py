@@ -242,12 +242,12 @@ def _predicted_bag(options: Any, source: Path) -> _Bag:
 def _run_bag(options: Any, source: Path) -> _Bag:
     """The bag in a table of instances, with the predictions of a trained run."""
     from fastbus.commands.predict import same_shape
-    from fastbus.commands.run_folder import CONFIG, read_run
+    from fastbus.commands.run_folder import CONFIG, read_finished
     from fastbus.data.tables import read_tables
     from fastbus.learner import WeakClassifier
 
     run = Path(options.run)
-    facts, _ = read_run(run)
+    facts = read_finished(run)
     classifier = WeakClassifier.load(run)
     supervision = classifier.supervision_
     _single_grouping(supervision)

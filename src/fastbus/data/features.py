@@ -22,7 +22,7 @@ def feature_rows(table: Table, layout: Layout) -> tuple[NDArray[Any], tuple[str,
     if layout.features is None and IMAGE in table.columns and IMAGE not in layout.ignore:
         return image_array(table, layout.images, layout.image_size), (IMAGE,)
     for name in layout.features or ():
-        table.require(name, "named in features=")
+        table.require(name, "a feature")
     reserved = (BAG, LABEL, TASK, IMAGE, *layout.ignore)
     names = layout.features or tuple(
         name

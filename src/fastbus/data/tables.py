@@ -98,12 +98,13 @@ def assemble(
 ) -> WeakData:
     """Tables that were read, put together."""
     ids = bag_ids(table, BAG) if BAG in table.columns else None
+    # before the features, or a misspelt weak column would be blamed for being one
+    found = [_find(part, prefixes, table, bag_table, answers) for part, prefixes in layout.parts]
     rows, names = (np.zeros((len(table), 0), np.float32), ()) if bare else feature_rows(table, layout)
     bags = Bags.from_ids(rows, ids)
     if ids is None and table.first_row:
         bags = Bags(bags.instances, bags.sizes, bags.ids + table.first_row, bags.order)
     at = None if bag_table is None else positions(bag_table, table, bags)
-    found = [_find(part, prefixes, table, bag_table, answers, bags) for part, prefixes in layout.parts]
     _nothing_left_over(layout, found, table, bag_table)
     label_columns = [name for name in table.columns if name.startswith(f"{LABEL}_") and name not in names]
     cells = [place for part in found if part is not None for place in part.class_cells]
@@ -147,7 +148,6 @@ def _find(
     table: Table,
     bag_table: Table | None,
     answers: Table | None,
-    bags: Bags,
 ) -> WeakColumns | None:
     """The weak columns of a part, in the table where they belong; None for the answers of a crowd."""
     for prefix in prefixes:
@@ -166,9 +166,10 @@ def _find(
     home = bag_table if rule.of_bags and bag_table is not None else table
     shown = " or ".join(SHOWN[form] for form in rule.forms)
     prefix = "" if "" in prefixes else f", each after {prefixes[0]!r}"
+    forgotten = ", or give the bag table too" if rule.of_bags and bag_table is None else ""
     raise DataError(
         f"{home.name} has the columns {listed(home.columns)}; expected the weak label of {part.title}: "
-        f"{shown}{prefix}. Add or rename columns."
+        f"{shown}{prefix}. Add or rename columns{forgotten}."
     )
 
 

@@ -60,14 +60,13 @@ def _one_hot(weak: Any, num_values: int) -> Tensor:
 def _without_noise(table: Tensor, num_values: int, noise: tuple[float, float]) -> Tensor:
     """Undo a channel that acts on both labels; negative shares, which are sampling error, become 0."""
     false_positive, false_negative = noise
-    if num_values != 2 or not false_positive + false_negative < 1:
+    if num_values != 2 or not min(noise) >= 0 or not false_positive + false_negative < 1:
         raise InputError(
-            f"noise={noise!r} for labels of {num_values} values; expected rates of 0/1 labels that sum to less than 1. "
-            "Labels with more noise than that say nothing."
+            f"noise={noise!r} for labels of {num_values} values; expected rates of 0/1 labels, not negative, that "
+            "sum to less than 1. Labels with more noise than that say nothing."
         )
-    channel = torch.tensor(
-        [[1 - false_positive, false_positive], [false_negative, 1 - false_negative]], dtype=torch.float64
-    )
+    rows = [[1 - false_positive, false_positive], [false_negative, 1 - false_negative]]
+    channel = torch.tensor(rows, dtype=table.dtype, device=table.device)
     undo = torch.linalg.inv(channel)
     clean: Tensor = (undo.T @ table @ undo).clamp(min=0.0)
     total = clean.sum((-2, -1), keepdim=True)

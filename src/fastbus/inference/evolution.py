@@ -8,7 +8,8 @@
 
 The last layer and the gate start at 0, so a fresh module is exact inference, in training mode too. Next states follow
 from the rule's step: a softmax over next states could not tell labels apart that lead to the same state. Labels of
-probability 0 keep it. Padding is neither attended to nor given noise, so it changes no result.
+probability 0 keep it. Padding is neither attended to nor given noise, so it changes no result (on a GPU the noise of
+padding is drawn and dropped, so that a seed gives other noise with other padding).
 
 Memory, in numbers kept for the gradient, for T = B L C tokens: at most
     T (10 E + 5 F + S + 4 H L + 4 Z Y) + B L (E' + E + 4 S E)        (E embed, F hidden, S keys, H heads)
@@ -153,6 +154,8 @@ class StateEvolution(nn.Module):
 
     def log_labels(self, base: Tensor, features: Tensor, real: Tensor) -> Tensor:
         """log U (B, L, C, Z, Y) from the predictions' log probabilities `base`, (B, L, C, Z, Y)."""
+        if self.gate.device != base.device:
+            self.to(base.device)  # losses are seldom moved by hand
         scores = self(features, real, int(base.shape[3]))
         if scores.shape != base.shape:
             raise InputError(

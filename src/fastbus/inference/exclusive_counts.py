@@ -5,7 +5,8 @@ The counts n of K independent instances with probabilities p_k(c) are Poisson mu
     P_k(n) = sum_c p_k(c) P_{k-1}(n - e_c),    P_0(0) = 1,
 
 over the lattice of the C(K + C - 1, C - 1) count vectors of sum at most K in the classes but the last, which takes
-the rest. Of more than two classes, lattices beyond `MOVES` are not walked; the expected counts are rounded instead.
+the rest. Lattices beyond `MOVES`, of two classes beyond `MOVES_OF_TWO`, are not walked; the expected counts are
+rounded instead, which of two classes is within one of the mode.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from torch import Tensor
 from fastbus.inference.memory import turns
 
 MOVES = 200_000  # instances times states times classes that are walked for a bag, about a millisecond or two
+MOVES_OF_TWO = 8_100_000  # bags of up to 2,000
 TIE = 1e-9  # relative difference below which two probabilities are the same
 
 
 def exclusive_counts(probs: Tensor) -> Tensor:
     """Counts (b, C) that sum to K, of bags of one size with probabilities (b, K, C).
 
-    The mode where the lattice is small or there are two classes, else rounded means; of equally probable counts,
-    those that put more on the earlier classes.
+    The mode where the lattice is small, else rounded means; of equally probable counts, those that put more on the
+    earlier classes.
     """
     b, K, C = probs.shape
-    if C > 2 and K * math.comb(K + C - 1, C - 1) * C > MOVES:
+    if K * math.comb(K + C - 1, C - 1) * C > (MOVES if C > 2 else MOVES_OF_TWO):
         return rounded_counts(probs)
     lattice, before = _lattice(K, C)
     pieces = [_mode(probs[rows].double(), lattice, before) for rows in turns(b, len(lattice) * C)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastbus.bag_layout import BagLayout, read_tensor
 from fastbus.errors import InputError, reject
@@ -29,8 +29,9 @@ class Plugs(NamedTuple):
     class_loop: ClassCoupling | None = None
 
     def check(self) -> None:
-        """Refuse halves of a pair."""
+        """Refuse halves of a pair, and what is no module."""
         check_rank(self.rank)
+        check_modules(self.evolution, self.class_loop)
         if (self.evolution is None) != (self.features is None):
             given, missing = ("features", "evolution") if self.evolution is None else ("evolution", "features")
             raise InputError(f"{given} without {missing}; expected both or neither. Pass {missing}= as well.")
@@ -39,6 +40,16 @@ class Plugs(NamedTuple):
                 "class_loop with rank or evolution; expected exact chains, whose weak labels are tied together. Pass "
                 "one or the other."
             )
+
+
+def check_modules(evolution: object, class_loop: object) -> None:
+    """Refuse names: only a classifier, which knows its data, can make a module of one."""
+    for name, given, expected in (
+        ("evolution", evolution, "a StateEvolution, or None. Build one with build_evolution."),
+        ("class_loop", class_loop, "a ClassLoop or ClassTransition, or None. See ClassLoop.from_labels."),
+    ):
+        if given is not None and not isinstance(given, nn.Module):
+            raise InputError(f"{name} of type {type(given).__name__}; expected {expected}")
 
 
 def solve_with(problem: Problem, coupling: str, plugs: Plugs, validate: bool) -> Coupled:

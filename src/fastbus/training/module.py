@@ -300,6 +300,9 @@ class WeakModule(pl.LightningModule):
         loss = self.loss
         text = f"{loss!r}, {loss.coupling}, {loss.smoothing:g}, {loss.likelihood:g}, {loss.budget}"
         text += "" if loss.rank is None else f", rank {loss.rank}"
+        # weights are a buffer, which the checkpoint would put back without a word
+        text += "" if loss.class_weights is None else f", class weights {loss.class_weights.tolist()}"
+        text += "" if loss.on_impossible == "error" else f", on_impossible {loss.on_impossible}"
         # on one line, and without the addresses of functions, which differ from process to process
         described["loss"] = " ".join(re.sub(r" at 0x[0-9a-f]+", "", text).split())
         described["network"] = zlib.crc32(
