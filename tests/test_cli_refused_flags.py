@@ -236,6 +236,14 @@ def written(name: str, content: bytes) -> Callable[[Path], None]:
     return lambda run: (run / name).write_bytes(content) and None
 
 
+def removed(*names: str) -> Callable[[Path], None]:
+    def damage(run: Path) -> None:
+        for name in names:
+            (run / name).unlink()
+
+    return damage
+
+
 def cut(name: str, share: float) -> Callable[[Path], None]:
     return lambda run: (run / name).write_bytes((data := (run / name).read_bytes())[: int(len(data) * share)]) and None
 
@@ -257,7 +265,7 @@ RUNS: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "no config": ("predict", lambda run: (run / "config.yaml").unlink(), "config.yaml"),
     "no data.json": ("predict", lambda run: (run / "data.json").unlink(), "data.json"),
     "no model": ("predict", lambda run: (run / MODEL).unlink(), MODEL),
-    "unfinished": ("predict", lambda run: [(run / name).unlink() for name in (MODEL, DONE)] and None, "fastbus resume"),
+    "unfinished": ("predict", removed(MODEL, DONE), "fastbus resume"),
     "no environment": ("resume", lambda run: (run / "environment.json").unlink(), "environment.json"),
     "data.json no JSON": ("predict", written("data.json", b"{"), "data.json"),
     "data.json a list": ("predict", written("data.json", b"[]"), "data.json"),

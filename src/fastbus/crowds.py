@@ -60,6 +60,9 @@ def aggregate_crowd(
 ) -> CrowdLabels:
     """The posterior of every task's class from the answers of annotators of unknown reliability.
 
+    It pays where annotators differ. With few answers of equally unreliable ones there is nobody to trust more, and a
+    majority vote can be as good or better.
+
     answers: classes (N, A), -1 for none, or a tuple of columns (task, worker, label) of indices.
     num_classes: where the answers do not show all of them. prior: known shares (C,) of the classes; else learned.
     strength: pseudo-answers in each row of a confusion matrix; None learns them, entry by entry.

@@ -46,7 +46,11 @@ def add_column_options(parser: ArgumentParser) -> None:
 
 
 def add_supervision_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--supervision", metavar="NAME", help="kind of weak label; several: 'a & b'")
+    parser.add_argument(
+        "--supervision",
+        metavar="NAME",
+        help="kind of weak label, e.g. label_proportion; a wrong one lists all; several: 'a & b'",
+    )
     parser.add_argument(
         "--option",
         metavar="KEY=VALUE",

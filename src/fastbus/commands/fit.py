@@ -24,7 +24,7 @@ EXAMPLES = """
 examples:
   fastbus fit instances.csv --bags bags.csv --supervision label_proportion --out run
   fastbus fit photos/ --supervision crowd_label --option rate=0.2 --backbone resnet18 --out run
-  fastbus fit photos/ --supervision noisy_label --views '{flip: true}' --train-option optimizer=sgd --out run
+  fastbus fit photos/ --supervision noisy_label --views '{flip: false}' --train-option optimizer=sgd --out run
   fastbus fit t.parquet --supervision 'label_proportion & semi_supervised' --epochs 30 --out run
   fastbus fit --config run.yaml --seed 1 --out run1      (flags win over the config)
 """
@@ -36,7 +36,7 @@ examples:
 The data files must lie where they lay, seen from the run, and be unchanged.
 """
 NUMBERS = {
-    "epochs": (int, "passes over the bags"),
+    "epochs": (int, "passes over the bags (default: by the size of the set)"),
     "batch_bags": (int, "bags in a batch"),
     "learning_rate": (float, "largest learning rate"),
     "weight_decay": (float, "weight decay"),
@@ -52,13 +52,13 @@ NUMBERS = {
 }
 WORDS = {
     "head": "softmax: one class an instance; sigmoid: any number",
-    "backbone": "auto, linear, mlp, lenet5, resnet18, preact_resnet18, wrn_28_2, ...",
+    "backbone": "auto, linear, mlp, small_cnn, lenet5, resnet18, preact_resnet18, wrn_28_2, wrn_28_8 or wrn_34_10",
     "coupling": "auto, joint, tilted, loop or independent",
     "on_impossible": "error, or ignore weak labels that no labelling satisfies",
     "device": "cpu, cuda, mps or auto",
     "evolution": "train with learned messages: full, mlp, no_attention, relu or gelu",
     "class_loop": "tie the classes of a sigmoid head: labels or learned",
-    "views": "on, off, or options of the changed copies to train on, e.g. '{flip: false}'",
+    "views": "on, off, or options of the changed copies to train on, e.g. '{flip: false, pad: 2, cutout: 0}'",
 }
 SWITCHES = {"calibrate": "fit a temperature on held-out bags", "raw": "do not standardise the features"}
 LEARNER = (*NUMBERS, *WORDS, "calibrate")
@@ -82,7 +82,8 @@ def add_options(parser: ArgumentParser) -> None:
         metavar="KEY=VALUE",
         action="append",
         type=str,
-        help="optimizer, momentum, schedule, warmup, precision, clip, ... of TrainConfig; repeatable",
+        help="optimizer, momentum, schedule, warmup, precision, clip, accumulate, max_instances, teacher, "
+        "confidence or alignment; repeatable",
     )
     for name, text in SWITCHES.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
