@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,14 @@ def run_ablation(
             pool.submit(_work, cell, method, seed, str(_source(SETTINGS[cell].data, sources)), epochs, device): cell
             for cell, method, seed in todo
         }
-        for done in as_completed(running):
-            append_record(log, {**done.result(), **about})
+        try:
+            for done in as_completed(running):
+                append_record(log, {**done.result(), **about})
+        except BrokenProcessPool:
+            raise InputError(
+                "a run was killed, by the system's lack of memory perhaps; expected it to end. "
+                "Call again with fewer --workers: finished runs are kept."
+            ) from None
     return [r for r in read_runs(log) if r["cell"] in chosen_cells and r["method"] in chosen_methods]
 
 
