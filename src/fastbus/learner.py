@@ -24,7 +24,7 @@ from fastbus.errors import InputError, choice
 from fastbus.learner_answers import ROWS, Answers
 from fastbus.learner_defaults import (
     ACCELERATORS,
-    WRONG_LABELS,
+    LOOSE_LABELS,
     backbone_options,
     check_device,
     consistency_weight,
@@ -59,8 +59,8 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
     backbone: "auto" (tables: linear below 100 rows, else an MLP as wide as the rows can feed; images: lenet5 for
         grey 28x28 or 32x32, wrn_28_2 for colour from 24x24, else small_cnn), a name of `fastbus.models`, or an
         nn.Module.
-    dropout: of an MLP; None picks 0.5 where labels may be wrong (noisy, crowd), since a network without it learns
-        wrong labels by heart, and 0.2 elsewhere.
+    dropout: of an MLP; None picks 0.5 where labels may be wrong or say little (noisy, crowd, complementary, pairs in
+        order), since a network without it learns them by heart, and 0.2 elsewhere.
     epochs, batch_bags, learning_rate: None picks them by the size of the set, about 1,500 steps in all.
     held_out: share of bags kept apart; 0.2 where patience or calibrate need some and it is 0.
     patience: epochs without a better likelihood of held-out bags before training stops; no true labels needed.
@@ -261,8 +261,8 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
     def _network(self, num_rows: int, seed: int) -> nn.Module:
         if isinstance(self.backbone, nn.Module):
             return copy.deepcopy(self.backbone)
-        wrong = any(part.title in WRONG_LABELS for part in parts_of(self.supervision_))
-        name, options = backbone_options(self.backbone, self.input_shape_, num_rows, wrong, self.dropout)
+        loose = any(part.title in LOOSE_LABELS for part in parts_of(self.supervision_))
+        name, options = backbone_options(self.backbone, self.input_shape_, num_rows, loose, self.dropout)
         return build_backbone(name, self.input_shape_, self.n_outputs_, seed=seed, **options)
 
     def _out_of_fold(self, config: TrainConfig, views: Views | None) -> Any:

@@ -17,7 +17,9 @@ from fastbus.training.config import TrainConfig
 
 ACCELERATORS = {"cpu": "cpu", "cuda": "gpu", "mps": "mps", "auto": "auto"}
 STEPS = 1500  # optimiser steps of a fit whose epochs are left open
-WRONG_LABELS = ("noisy_label", "crowd_label")
+# kinds that leave so much open that a network learns what is accidental by heart; `fastbus.bench.default_selection`
+# finds the weak labels of unseen rows more probable with more dropout
+LOOSE_LABELS = ("noisy_label", "crowd_label", "complementary_label", "pair_comparison")
 # what a parameter of WeakClassifier sets, under another name where it has one
 OWN = {"max_bags": "batch_bags", "seed": "random_state"}
 OWN |= {name: name for name in ("epochs", "learning_rate", "weight_decay", "ema", "held_out", "patience", "views")}
@@ -45,11 +47,11 @@ def device_of(name: str) -> torch.device:
 
 
 def backbone_options(
-    asked: str, input_shape: tuple[int, ...], num_rows: int, wrong_labels: bool, dropout: float | None
+    asked: str, input_shape: tuple[int, ...], num_rows: int, loose_labels: bool, dropout: float | None
 ) -> tuple[str, dict[str, Any]]:
     """Name and options of the network: "auto" chooses by shape and number of rows.
 
-    wrong_labels: whether labels may be wrong, which a network without dropout learns by heart.
+    loose_labels: whether labels say little or may be wrong, which a network without dropout learns by heart.
     """
     name = asked.replace("-", "_")
     if name == "auto" and is_image(input_shape):
@@ -62,7 +64,7 @@ def backbone_options(
         name = "linear" if num_rows < 100 else "mlp"
     if name != "mlp":
         return name, {}
-    rate = (0.5 if wrong_labels else 0.2) if dropout is None else dropout
+    rate = (0.5 if loose_labels else 0.2) if dropout is None else dropout
     return name, {"num_samples": num_rows, "dropout": rate}
 
 
