@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from fastbus.bags import Bags
+from fastbus.bench.results import append_record
 from fastbus.bench.tables import mil
 from fastbus.bench.tables.entries import Entry, Progress, Source, find_source
 from fastbus.bench.tables.mil_ensemble import candidate_odds, combined, fold_numbers, undecided
 from fastbus.bench.tables.mil_network import ManyNetworks
 from fastbus.bench.tables.mil_rules import ShareOfPositives
-from fastbus.bench.tables.records import append_record, as_record, newest, read_records
+from fastbus.bench.tables.records import as_record, newest, read_records
 from fastbus.bench.tables.render import as_markdown
 from fastbus.cli import main
 from fastbus.errors import DataError, SupervisionError

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fastbus.bench.tables.records import circumstances
+from fastbus.bench.results import circumstances
 from fastbus.inference.class_coupling import ClassCoupling
 from fastbus.inference.class_loop import ClassLoop
 from fastbus.inference.class_transition import ClassTransition

@@ -13,13 +13,12 @@ from typing import Any
 from fastbus.bench.ablation.settings import SETTINGS
 from fastbus.bench.ablation.table import as_markdown, as_table
 from fastbus.bench.ablation.variants import VARIANTS
-from fastbus.bench.tables.records import append_record, circumstances
-from fastbus.errors import DataError, InputError
+from fastbus.bench.results import Record, append_record, circumstances, read_lines
+from fastbus.errors import InputError
 from fastbus.training.checkpoint import write_atomically
 
 LOG = "ablation.jsonl"
 WIDTH = 150  # of the table in files and pipes
-Record = dict[str, Any]
 
 
 def run_ablation(
@@ -90,15 +89,7 @@ def _key(record: Record) -> tuple[Any, ...]:
 
 def read_runs(path: Path) -> list[Record]:
     """All runs kept so far."""
-    if not path.is_file():
-        return []
-    runs = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            runs.append(json.loads(line))
-        except ValueError:
-            raise DataError(f"{path}, line {number}: no record; expected JSON. Remove the line.") from None
-    return runs
+    return read_lines(path, {"cell", "method", "seed", "config", "accuracy"})
 
 
 def show_ablation(options: Any) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
+
+from fastbus.bench.results import count_flag
 
 EXAMPLES = """
 examples:
@@ -16,7 +17,7 @@ Every number is kept in tables.jsonl in the folder --out, and is not measured ag
 
 def add_options(parser: Any) -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these data sets alone (default: all)")
-    parser.add_argument("--seeds", type=_count, default=5, help="repeats with other shuffles and weights (default: 5)")
+    parser.add_argument("--seeds", type=count_flag, default=5, help="repeats, other shuffles and weights (default: 5)")
     parser.add_argument("--data", metavar="DIR", help="folder with the npz files (default: ../shared/data)")
     parser.add_argument("--out", metavar="DIR", default="results", help="folder of the results (default: results)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
@@ -30,10 +31,3 @@ def run(options: Any) -> None:
     from fastbus.bench.tables.run import show_tables
 
     show_tables(options.only, options.seeds, options.data, Path(options.out), options.json, options.again)
-
-
-def _count(text: str | int) -> int:
-    value = int(text) if str(text).isdecimal() else 0  # the parser checks the number it has read once more
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number >= 1")
-    return value

@@ -19,10 +19,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fastbus.bench.results import REPOSITORY
 from fastbus.errors import DataError
 
 Kind = Literal["ours", "trivial", "peer", "published"]
-REPOSITORY = Path(__file__).resolve().parents[4]
 
 
 class Entry(NamedTuple):

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastbus.bags import Bags
+from fastbus.bench.results import installed
 from fastbus.bench.tables import mil_peers
 from fastbus.bench.tables.entries import Entry, Progress, Source
-from fastbus.bench.tables.records import installed
 from fastbus.bench.tables.repeats import Method, repeated
 
 NAMES = ("musk1", "elephant", "fox")

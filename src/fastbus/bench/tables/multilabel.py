@@ -77,7 +77,8 @@ def _hidden(truth: Labels, rate: float) -> Callable[[int], Labels]:
 
 
 def _as_negative(weaken: Callable[[int], Labels]) -> Callable[[int], Labels]:
-    return lambda repeat: np.nan_to_num(weaken(repeat))
+    """What is missing is taken for a negative, as a network that knows of no missing labels would."""
+    return lambda repeat: np.where(np.isnan(labels := weaken(repeat)), 0.0, labels)
 
 
 def _flipped(truth: Labels, rate: float) -> Callable[[int], Labels]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fastbus.bench.tables.records import Record
+from fastbus.bench.results import Record
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

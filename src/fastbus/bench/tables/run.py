@@ -9,16 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fastbus.bench.results import Record, append_record, circumstances
 from fastbus.bench.tables.entries import Progress, Source, find_source
-from fastbus.bench.tables.records import (
-    Record,
-    append_record,
-    as_record,
-    circumstances,
-    key_of,
-    newest,
-    read_records,
-)
+from fastbus.bench.tables.records import as_record, key_of, newest, read_records
 from fastbus.bench.tables.render import as_markdown, as_table
 from fastbus.errors import InputError
 from fastbus.training.checkpoint import write_atomically

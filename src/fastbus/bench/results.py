@@ -1,0 +1,107 @@
+"""Files of results: one JSON line a measurement, with the machine and the versions it was made on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from fastbus.errors import DataError
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+PACKAGES = ("fastbus", "torch", "numpy", "scikit-learn", "pytorch-lightning")
+Record = dict[str, Any]
+
+
+def circumstances(device: str = "cpu") -> Record:
+    """Device, versions and commit: what is known of a measurement beside its numbers."""
+    import torch
+
+    on_gpu = device == "cuda"
+    return {
+        "device": torch.cuda.get_device_name() if on_gpu else f"{_processor()}, {torch.get_num_threads()} thread(s)",
+        "versions": {"python": platform.python_version()} | {name: installed(name) for name in PACKAGES},
+        "commit": _commit(),
+    }
+
+
+def installed(package: str) -> str | None:
+    """The version of a peer, None where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def read_lines(path: Path, fields: set[str]) -> list[Record]:
+    """All records; a last line that was cut off while it was written does not count."""
+    if not path.is_file():
+        return []
+    records = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or not set(record) >= fields:
+            raise DataError(f"{path}, line {number}: no record of a table; expected JSON. Remove the line or the file.")
+        records.append(record)
+    return records
+
+
+def append_record(path: Path, record: Record) -> None:
+    """Add one line, on the disk before the next measurement begins."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+b") as file:
+        _drop_torn_line(file)
+        file.write(json.dumps(record).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def count_flag(text: str | int) -> int:
+    """A flag that is a whole number from 1; the parser checks the number it has read once more."""
+    value = int(text) if str(text).isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number >= 1")
+    return value
+
+
+def _drop_torn_line(file: Any) -> None:
+    file.seek(0)
+    whole = file.read().rfind(b"\n") + 1
+    file.truncate(whole)
+
+
+def _commit() -> str:
+    """The commit of the repository, marked where files differ from it; empty outside one.
+
+    FASTBUS_COMMIT names it where only the files are at hand.
+    """
+    if named := os.environ.get("FASTBUS_COMMIT"):
+        return named
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text(encoding="utf-8").splitlines() if info.is_file() else ():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
