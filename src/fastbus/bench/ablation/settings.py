@@ -19,6 +19,7 @@ from fastbus.data.draws import draw_bags
 from fastbus.data.images import load_images
 from fastbus.data.weaken import weaken
 from fastbus.errors import DataError
+from fastbus.inference.infer import Head
 from fastbus.supervision.aggregate import LabelProportion, MultiInstance
 from fastbus.supervision.base import Supervision
 from fastbus.training.bag_set import BagSet
@@ -47,7 +48,7 @@ class Setting:
     std: float
     backbone: str
     config: TrainConfig
-    head: str = "softmax"
+    head: Head = "softmax"
     missing: float = 0.0  # share of the bags' labels that are lost
     backbone_options: tuple[tuple[str, Any], ...] = ()
 

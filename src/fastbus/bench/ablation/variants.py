@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastbus.inference.class_loop import ClassLoop
+from fastbus.inference.evolution import Variant as EvolutionVariant
 from fastbus.inference.evolution_build import build_evolution
+from fastbus.models.backbone import Backbone
 from fastbus.objective import WeakLoss
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ class Variant:
 
     meaning: str
     loss: dict[str, Any] = field(default_factory=dict)
-    module: str | None = None  # variant of the state evolution
+    module: EvolutionVariant | None = None
     rank: int | None = None  # states that are kept
     class_loop: bool = False
     kinds: tuple[str, ...] = ("label_proportion", "multi_instance")
@@ -37,7 +39,7 @@ class Variant:
         return setting.kind in self.kinds and setting.head in self.heads
 
 
-def _learned(variant: str, meaning: str) -> Variant:
+def _learned(variant: EvolutionVariant, meaning: str) -> Variant:
     return Variant(meaning, {"mode": "joint", "coupling": "independent"}, module=variant)
 
 
@@ -69,7 +71,7 @@ def heard(variant: Variant, weak: Tensor) -> Tensor:
     return weak if variant.rank is None else weak.masked_fill(weak >= variant.rank, -1)
 
 
-def build_loss(variant: Variant, setting: Setting, network: nn.Module, drawn: Drawn, seed: int) -> WeakLoss:
+def build_loss(variant: Variant, setting: Setting, network: Backbone, drawn: Drawn, seed: int) -> WeakLoss:
     """The loss of a variant, with its module where it has one."""
     options: dict[str, Any] = {"head": setting.head, **variant.loss}
     bags = drawn.bags
@@ -87,10 +89,10 @@ def build_loss(variant: Variant, setting: Setting, network: nn.Module, drawn: Dr
                 setting.supervision,
                 torch.zeros(len(part.instances), drawn.num_classes),
                 part.weak,
-                int(network.num_features),  # type: ignore[arg-type]
+                network.num_features,
                 bag_sizes=part.sizes,
-                head=setting.head,  # type: ignore[arg-type]
+                head=setting.head,
                 max_bag_size=largest,
-                variant=variant.module,  # type: ignore[arg-type]
+                variant=variant.module,
             )
     return WeakLoss(setting.supervision, **options)
