@@ -12,8 +12,10 @@ import fastbus
 from fastbus.errors import InputError
 from fastbus.inference.fixed import Instances, Lattice, Pairs, Step
 from fastbus.models.build import build_backbone
-from fastbus.training.graphed import GraphedTraining, Recipe
+from fastbus.training.graphed import GraphedTraining
 from fastbus.training.packing import pack_bags, pack_pools
+from fastbus.training.recipes import Recipe
+from fastbus.training.step_objective import PosteriorRisk
 from fastbus.training.views import image_views
 
 KERNELS = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
@@ -106,9 +108,16 @@ def test_a_step_moves_the_weights_and_their_average() -> None:
     weak = torch.tensor([1, 0, 1, 1, 0, 1])
     same = torch.tensor([[0.0, 1, 1, 0], [1, 0, 0, 1]], dtype=torch.float64)
     network = build_backbone("lenet5", (1, 28, 28), 2, seed=0)
+    recipe = Recipe(warmup=1)
     before = [p.detach().clone() for p in network.parameters()]
     training = GraphedTraining(
-        network, images, Pairs(weights=same[weak]), image_views((1, 28, 28), flip=False), Recipe(6, warmup=1), seed=0
+        network,
+        images,
+        PosteriorRisk(Pairs(weights=same[weak]), recipe),
+        image_views((1, 28, 28), flip=False),
+        recipe,
+        steps=6,
+        seed=0,
     )
     for epoch in range(3):
         training.run(training.load(pack_bags(np.full(6, 2), 6, 3, np.random.default_rng(epoch))))

@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fastbus.supervision.base import Supervision
+
 
 class Step(NamedTuple):
     """One batch on the device: rows (M,) of the set, and its bags (B,)."""
@@ -22,11 +24,15 @@ class Step(NamedTuple):
 
 
 class FixedPosterior(Protocol):
+    capturable: bool  # whether a CUDA graph may hold it
+
     def __call__(self, logits: Tensor, step: Step) -> Tensor: ...
 
 
 class Lattice:
     """Exact counts (B, C), or classes seen (B, C) 0/1, of bags under a softmax head."""
+
+    capturable = True
 
     def __init__(self, weak: Tensor, sizes: Tensor, *, seen: bool) -> None:
         from fastbus.inference.kernels.lattice import lattice_points
@@ -48,6 +54,8 @@ class Lattice:
 class Instances:
     """Evidence about single instances: log P(w | y), (N, C)."""
 
+    capturable = True
+
     def __init__(self, log_evidence: Tensor) -> None:
         self.log_evidence = log_evidence
 
@@ -61,6 +69,8 @@ class Pairs:
     weights (B, 4): P(w | labelling). `target` (B,) sets the probability that both agree instead (Jeffrey's rule),
     `difference` (B,) the mean of second minus first, by the nearest distribution that has it.
     """
+
+    capturable = True
 
     def __init__(
         self, weights: Tensor | None = None, target: Tensor | None = None, difference: Tensor | None = None
@@ -92,3 +102,52 @@ class Pairs:
         first, second = joint[:, 2] + joint[:, 3], joint[:, 1] + joint[:, 3]
         positive = torch.stack([first, second], 1).reshape(-1)
         return torch.stack([1 - positive, positive], 1).float()
+
+
+class KnownShare:
+    """Positives (N,) among instances whose mean is known: the nearest distribution with `prior` (N,) as its mean.
+
+    Instances of one set share a prior; rows of a step are solved set by set, `sets` (N,) says which, -1 for labelled
+    positives. The shift of all log odds is found by damped Newton steps, a fixed number of them.
+    """
+
+    capturable = True
+
+    def __init__(self, sets: Tensor, priors: Tensor) -> None:
+        self.sets, self.priors = sets, priors
+
+    def __call__(self, logits: Tensor, step: Step) -> Tensor:
+        x = (logits[:, 1] - logits[:, 0]).double()
+        member = self.sets[step.rows][:, None] == torch.arange(len(self.priors), device=x.device)  # (M, S)
+        weight = member.double()
+        wanted = self.priors.double() * weight.sum(0)
+        theta = torch.zeros_like(wanted)
+        for _ in range(NEWTON_STEPS):
+            p = torch.sigmoid(x[:, None] + theta) * weight
+            slope = (p * (1 - p)).sum(0).clamp(min=1e-12)
+            theta = theta - ((p.sum(0) - wanted) / slope).clamp(-2.0, 2.0)
+        positive = torch.sigmoid(x + (weight * theta).sum(1))
+        positive = torch.where(member.any(1), positive, 1.0)
+        return torch.stack([1 - positive, positive], 1).float()
+
+
+NEWTON_STEPS = 24
+
+
+class General:
+    """Any supervision, through `infer` itself: waits for the device, so that it cannot be captured."""
+
+    capturable = False
+
+    def __init__(self, supervision: Supervision, weak: Tensor) -> None:
+        self.supervision, self.weak = supervision, weak
+
+    def __call__(self, logits: Tensor, step: Step) -> Tensor:
+        from fastbus.inference.infer import infer
+
+        filled = step.sizes > 0
+        sizes, bags = step.sizes[filled], step.bags[filled]
+        rows = int(sizes.sum())
+        weak = self.weak[step.rows[:rows]] if self.supervision.level == "instance" else self.weak[bags]
+        found = infer(self.supervision, logits[:rows], weak, bag_sizes=sizes, validate=False)
+        return torch.cat([found.labels.float(), logits.new_zeros(len(logits) - rows, logits.shape[1])])

@@ -1,4 +1,4 @@
-"""A whole training step as one CUDA graph: batch, views, network, posterior, loss, optimiser and average.
+"""A whole training step as one CUDA graph: batch, views, network, objective, optimiser and average.
 
 Images, batches and random numbers stay on the device, and nothing waits for it: the host only says "again".
 Without a GPU the same step runs as ordinary operations, so that tests see what graphs replay.
@@ -8,42 +8,33 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fastbus.errors import InputError
-from fastbus.inference.fixed import FixedPosterior, Step
+from fastbus.inference.fixed import Step
 from fastbus.training.packing import Packed
+from fastbus.training.recipes import Recipe
+from fastbus.training.step_objective import StepInputs, StepObjective
 from fastbus.training.views import Views
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """How the weights move. steps: in all; the learning rate warms up, then falls as a cosine."""
-
-    steps: int
-    learning_rate: float = 0.03
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    warmup: int = 100
-    decay: float = 0.999  # of the averaged weights
-    strong: float = 1.0  # weight of the strong view's loss
-    teacher: bool = False  # posteriors from the averaged network
+AVERAGED_SHARE = 1 / 20  # of all steps that the average may look back on, so that it ends where training ends
+EAGER_STEPS = 3  # taken as they are, so that libraries choose their algorithms before the step is captured
 
 
 class GraphedTraining:
-    """Trains a network on images (N, C, H, W) bytes, one replay a step."""
+    """Trains a network on images (N, C, H, W) bytes, one replay a step; `steps` in all set the schedule."""
 
     def __init__(
         self,
         network: nn.Module,
         images: Tensor,
-        posterior: FixedPosterior,
+        objective: StepObjective,
         views: Views,
         recipe: Recipe,
+        steps: int,
         seed: int,
     ) -> None:
         self.device = images.device
@@ -51,7 +42,8 @@ class GraphedTraining:
         network = network.to(self.device).train()
         self.network: nn.Module = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.average = copy.deepcopy(self.network).eval().requires_grad_(False)
-        self.images, self.posterior, self.views, self.recipe = images, posterior, views, recipe
+        self.images, self.objective, self.views = images, objective, views
+        self.recipe, self.steps = recipe, steps
         self.parameters = [p for p in self.network.parameters() if p.requires_grad]
         self.averaged = list(self.average.parameters())
         self.velocity = [torch.zeros_like(p) for p in self.parameters]
@@ -61,6 +53,7 @@ class GraphedTraining:
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.tables: tuple[Tensor, ...] | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.eager = 0  # steps taken without a graph
 
     def load(self, epoch: Packed) -> int:
         """Put an epoch's batches onto the device; returns the number of its steps."""
@@ -84,10 +77,11 @@ class GraphedTraining:
         for _ in range(steps):
             if self.graph is not None:
                 self.graph.replay()
-            else:
-                self._step()
-                if self.gpu and int(self.count) == 3:
-                    self._capture()
+                continue
+            self._step()
+            self.eager += 1
+            if self.gpu and self.objective.capturable and self.eager == EAGER_STEPS:
+                self._capture()
 
     def _capture(self) -> None:
         torch.cuda.synchronize()
@@ -101,21 +95,18 @@ class GraphedTraining:
     def _step(self) -> None:
         assert self.tables is not None
         rows, bags, starts, sizes, real = (table.index_select(0, self.position[None])[0] for table in self.tables)
-        recipe, M = self.recipe, len(rows)
         x = self.images.index_select(0, rows)
-        weak, strong = self.views.weak(x, self.generator), self.views.strong(x, self.generator)
-        both = torch.cat([weak, strong]).to(memory_format=torch.channels_last)
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.gpu, cache_enabled=False):
-            logits = self.network(both)
-            with torch.no_grad():
-                judged = self.average(weak) if recipe.teacher else logits[:M].detach()
-        logits = logits.float()
-        with torch.no_grad():
-            q = self.posterior(judged.float(), Step(rows, bags, starts, sizes))
-            weight = real.float()
-        risk = -(q * torch.log_softmax(logits[:M], 1)).sum(1)
-        risk = risk - recipe.strong * (q * torch.log_softmax(logits[M:], 1)).sum(1)
-        loss = (torch.where(real, risk, 0.0) * weight).sum() / (weight.sum() * (1 + recipe.strong))
+        inputs = StepInputs(
+            Step(rows, bags, starts, sizes),
+            real,
+            self.views.weak(x, self.generator),
+            self.views.strong(x, self.generator),
+            self.forward,
+            self.judge,
+            self.generator,
+            self.count / self.steps,
+        )
+        loss = self.objective(inputs)
         grads = torch.autograd.grad(loss, self.parameters)
         with torch.no_grad():
             self._descend(list(grads))
@@ -123,10 +114,26 @@ class GraphedTraining:
             self.position += 1
             self.count += 1
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits float32 of the network in training."""
+        return self._logits(self.network, x)
+
+    @torch.no_grad()
+    def judge(self, x: Tensor) -> Tensor:
+        """Logits float32 of the averaged network."""
+        return self._logits(self.average, x)
+
+    def _logits(self, network: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.gpu, cache_enabled=False):
+            logits: Tensor = network(x.to(memory_format=torch.channels_last))
+        return logits.float()
+
     def _descend(self, grads: list[Tensor]) -> None:
         recipe = self.recipe
-        progress = self.count / recipe.steps
-        rate = recipe.learning_rate * 0.5 * (1 + torch.cos(math.pi * progress.clamp(max=1.0)))
+        progress = (self.count / self.steps).clamp(max=1.0)
+        rate = recipe.learning_rate * torch.ones_like(self.count)
+        if recipe.schedule == "cosine":
+            rate = rate * 0.5 * (1 + torch.cos(math.pi * progress))
         rate = (rate * ((self.count + 1) / max(1, recipe.warmup)).clamp(max=1.0)).float()
         torch._foreach_add_(grads, self.parameters, alpha=recipe.weight_decay)
         torch._foreach_mul_(self.velocity, recipe.momentum)
@@ -134,8 +141,30 @@ class GraphedTraining:
         torch._foreach_add_(grads, self.velocity, alpha=recipe.momentum)
         torch._foreach_mul_(grads, rate)
         torch._foreach_sub_(self.parameters, grads)
-        keep = torch.clamp((1 + self.count) / (10 + self.count), max=recipe.decay).float()
+        limit = min(recipe.decay, 1 - 1 / max(1.0, AVERAGED_SHARE * self.steps))
+        keep = torch.clamp((1 + self.count) / (10 + self.count), max=limit).float()
         torch._foreach_mul_(self.averaged, keep)
         torch._foreach_add_(self.averaged, torch._foreach_mul(self.parameters, 1 - keep))
         for mine, theirs in zip(self.average.buffers(), self.network.buffers(), strict=True):
             mine.copy_(theirs)
+
+    # -- restart --------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything the next step depends on, between two epochs."""
+        tensors = {f"network.{name}": x for name, x in self.network.state_dict().items()}
+        tensors |= {f"average.{name}": x for name, x in self.average.state_dict().items()}
+        tensors |= {f"velocity.{index}": x for index, x in enumerate(self.velocity)}
+        tensors |= {f"objective.{name}": x for name, x in self.objective.state().items()}
+        return tensors | {"count": self.count, "generator": self.generator.get_state()}
+
+    @torch.no_grad()
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from `state`; call it before the first step."""
+        mine = self.state()
+        if set(mine) != set(tensors):
+            raise InputError("a state of other tensors; expected that of the same run. Start anew, or keep the recipe.")
+        for name, x in mine.items():
+            if name != "generator":
+                x.copy_(tensors[name])
+        self.generator.set_state(tensors["generator"].cpu())

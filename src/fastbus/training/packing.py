@@ -66,6 +66,15 @@ def pack_bags(sizes: NDArray[Any], rows: int, bags: int, rng: np.random.Generato
     return packed
 
 
+def pack_rows(pools: Sequence[Array], counts: Sequence[int], rng: np.random.Generator) -> Packed:
+    """One pass over the last pool, of every pool a fixed number of rows a step, each row a bag of its own."""
+    steps = max(1, -(-len(pools[-1]) // counts[-1]))
+    used = [(pool, count) for pool, count in zip(pools, counts, strict=True) if count]
+    rows = pack_pools([pool for pool, _ in used], [count for _, count in used], steps, rng)
+    starts = np.broadcast_to(np.arange(rows.shape[1]), rows.shape)
+    return Packed(rows, np.ones(rows.shape, dtype=bool), rows, starts, np.ones_like(rows))
+
+
 def pack_pools(pools: Sequence[Array], counts: Sequence[int], steps: int, rng: np.random.Generator) -> Array:
     """(T, M) rows: of each pool a fixed number a step, every member equally often up to one."""
     columns = []

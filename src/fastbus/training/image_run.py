@@ -1,0 +1,188 @@
+"""A run of training on images: weak labels and a recipe in, a network out, epoch after epoch.
+
+Everything lies on one device. The batches of an epoch are a function of (seed, epoch), views and weights of the
+state, so that a run goes on from `state_dict` as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastbus.errors import InputError
+from fastbus.inference.fixed_build import fixed_posterior
+from fastbus.inference.infer import infer
+from fastbus.models.build import build_backbone
+from fastbus.supervision.base import Supervision
+from fastbus.supervision.incomplete import PositiveUnlabeled, SemiSupervised
+from fastbus.training.graphed import GraphedTraining
+from fastbus.training.packing import Packed, pack_bags, pack_rows
+from fastbus.training.recipes import Recipe
+from fastbus.training.step_objective import AlignedConsistency, PosteriorRisk, StepObjective
+from fastbus.training.views import Views, image_views
+
+PREDICTED_AT_ONCE = 1000
+
+
+class ImageRun:
+    """Trains on images (N, C, H, W) bytes, bag after bag with sizes (B,), from weak labels.
+
+    weak: (B, ...), or (N, ...) where labels belong to instances, as in a `BagSet`.
+    objective: None for posterior-weighted risk; or a function of the run that makes another one.
+    """
+
+    def __init__(
+        self,
+        supervision: Supervision,
+        images: Tensor,
+        sizes: Tensor,
+        weak: Tensor,
+        *,
+        num_classes: int,
+        recipe: Recipe,
+        seed: int = 0,
+        device: str = "cpu",
+        flip: bool = True,
+        objective: Callable[[ImageRun], StepObjective] | None = None,
+    ) -> None:
+        if images.dtype != torch.uint8 or images.dim() != 4:
+            raise InputError(
+                f"images of shape {tuple(images.shape)} and type {images.dtype}; expected bytes (N, channels, height, "
+                "width). Convert them, e.g. images.to(torch.uint8)."
+            )
+        if int(sizes.sum()) != len(images):
+            raise InputError(
+                f"bags of {int(sizes.sum())} images in all; expected {len(images)}. Give the size of every bag."
+            )
+        self.supervision, self.recipe, self.seed = supervision, recipe, seed
+        self.device = torch.device(device)
+        self.weak, self.sizes, self.num_classes = weak, sizes, num_classes
+        self.labelled = _labelled(supervision, weak)
+        mean, std = _statistics(images)
+        shape = tuple(images.shape[1:])
+        self.views: Views = image_views(shape, flip=flip, mean=mean, std=std)
+        options: dict[str, Any] = {"slope": recipe.slope} if recipe.backbone.startswith("wrn") else {}
+        network = build_backbone(recipe.backbone, shape, num_classes, seed=seed, **options)
+        self.steps_per_epoch = len(self._pack(0).rows)
+        self.training = GraphedTraining(
+            network,
+            images.to(self.device),
+            (objective or default_objective)(self),
+            self.views,
+            recipe,
+            self.steps_per_epoch * recipe.epochs,
+            seed,
+        )
+        self.epoch = 0
+        self.seconds = 0.0
+        self.views_seen = 0
+
+    @property
+    def done(self) -> bool:
+        return self.epoch >= self.recipe.epochs
+
+    def run_epoch(self) -> dict[str, float]:
+        """One pass; its number, last loss and seconds."""
+        start = time.perf_counter()
+        steps = self.training.load(self._pack(self.epoch))
+        self.training.run(steps)
+        loss = float(self.training.loss)  # waits for the device
+        seconds = time.perf_counter() - start
+        self.epoch += 1
+        self.seconds += seconds
+        self.views_seen += 2 * steps * self.recipe.rows
+        return {"epoch": self.epoch, "loss": loss, "seconds": seconds}
+
+    @torch.no_grad()
+    def logits(self, images: Tensor, average: bool = True) -> Tensor:
+        """(M, C) on the CPU, by the averaged network or the last one."""
+        training = self.training
+        network = training.average if average else training.network
+        network.eval()
+        parts = [
+            training._logits(network, self.views.plain(part.to(self.device))).cpu()
+            for part in images.split(PREDICTED_AT_ONCE)
+        ]
+        training.network.train()
+        return torch.cat(parts)
+
+    def predict(self, images: Tensor, average: bool = True) -> Tensor:
+        """Probabilities (M, C) on the CPU."""
+        return self.logits(images, average).softmax(1)
+
+    def weak_score(self, images: Tensor, sizes: Tensor, weak: Any) -> float:
+        """Mean log-likelihood of the weak labels of bags that were not trained on."""
+        post = infer(self.supervision, self.logits(images), weak, bag_sizes=sizes, on_impossible="ignore")
+        return float(post.log_likelihood[~post.ignored].mean())
+
+    def config(self) -> dict[str, Any]:
+        """What decides the run, as plain numbers and names."""
+        return {
+            "supervision": repr(self.supervision),
+            "images": len(self.training.images),
+            "bags": len(self.sizes),
+            "num_classes": self.num_classes,
+            "steps_per_epoch": self.steps_per_epoch,
+            **self.recipe.as_dict(),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors under "tensors", numbers beside them."""
+        numbers = {"epoch": self.epoch, "seconds": self.seconds, "views_seen": self.views_seen}
+        return {"tensors": {name: x.detach().cpu().clone() for name, x in self.training.state().items()}, **numbers}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.training.restore(state["tensors"])
+        self.epoch, self.views_seen = int(state["epoch"]), int(state["views_seen"])
+        self.seconds = float(state["seconds"])
+
+    def _pack(self, epoch: int) -> Packed:
+        """The batches of an epoch."""
+        rng = np.random.default_rng([self.seed, epoch])
+        rows, labelled = self.recipe.rows, self.labelled
+        if labelled is not None:
+            few, many = np.flatnonzero(labelled), np.flatnonzero(~labelled)
+            if isinstance(self.supervision, SemiSupervised):
+                many = np.arange(len(labelled))  # labelled images serve without their labels, too
+            part = min(self.recipe.labelled_rows, rows - 1) if len(few) else 0
+            return pack_rows((few, many), (part, rows - part), rng)
+        if int(self.sizes.max()) == 1:
+            rows = min(rows, len(self.sizes))
+            return pack_rows((np.arange(len(self.sizes)),), (rows,), rng)
+        sizes = self.sizes.numpy()
+        return pack_bags(sizes, max(rows, int(sizes.max())), max(1, round(rows / float(sizes.min()))), rng)
+
+
+def default_objective(run: ImageRun) -> StepObjective:
+    """Posterior-weighted risk; for gold labels among many unlabelled images, consistency."""
+    if isinstance(run.supervision, SemiSupervised) and run.labelled is not None:
+        labelled = torch.from_numpy(run.labelled).to(run.device)
+        return AlignedConsistency(run.weak.to(run.device), labelled, run.num_classes, run.recipe)
+    posterior = fixed_posterior(run.supervision, run.weak, run.sizes, run.num_classes, run.device)
+    return PosteriorRisk(posterior, run.recipe)
+
+
+def _labelled(supervision: Supervision, weak: Tensor) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+    """Which instances carry labels of their own while others carry none; None where that does not part them."""
+    if isinstance(supervision, SemiSupervised):
+        given = (weak >= 0).numpy()
+    elif isinstance(supervision, PositiveUnlabeled):
+        given = (weak == 1).numpy()
+    else:
+        return None
+    return given if not given.all() else None
+
+
+def _statistics(images: Tensor) -> tuple[list[float], list[float]]:
+    """Mean and deviation of each channel, in [0, 1]."""
+    counts = torch.stack([torch.bincount(images[:, c].flatten(), minlength=256) for c in range(images.shape[1])])
+    level = torch.arange(256, dtype=torch.float64) / 255
+    total = counts.sum(1).double()
+    mean = (counts * level).sum(1) / total
+    std = ((counts * level**2).sum(1) / total - mean**2).clamp(min=1e-8).sqrt()
+    return mean.tolist(), std.tolist()

@@ -1,0 +1,127 @@
+"""How images are trained on: one recipe for each kind of weak label, the defaults of the product.
+
+A recipe fixes network, batches, views, schedule and averages; what a weak label says is not its business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from fastbus.errors import InputError, choice
+from fastbus.supervision.base import Supervision
+from fastbus.supervision.combine import Combination
+from fastbus.supervision.imperfect import CrowdLabel, NoisyLabel
+
+Schedule = Literal["cosine", "constant"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained on images.
+
+    epochs: passes over all bags, or over the unlabelled images where some are labelled.
+    rows: images of a step; whole bags are packed into them. labelled_rows: of them, drawn from labelled images
+        where the others have no label of their own.
+    learning_rate, momentum, weight_decay: of SGD with Nesterov's momentum, after `warmup` steps, by `schedule`.
+    decay: of the averaged weights, which are evaluated; short runs average over a twentieth of their steps. teacher: posteriors are those of the averaged network's
+        predictions, not of the network's own.
+    weak, strong: weights of the two views' losses. mixup: share of strong views mixed with another's, targets too.
+    sharpen: power that targets are raised to in the first quarter of the steps, 1 leaves the posterior as it is;
+        labels that name no class, as of similar pairs, have a symmetric start that EM is slow to leave.
+    align: decay of the running class shares that predictions are aligned with, 0 for none.
+    slope: of the leaky rectifier of wide residual networks.
+    """
+
+    backbone: str = "wrn_28_2"
+    epochs: int = 100
+    rows: int = 128
+    labelled_rows: int = 64
+    learning_rate: float = 0.03
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    warmup: int = 100
+    schedule: Schedule = "cosine"
+    decay: float = 0.999
+    teacher: bool = False
+    weak: float = 1.0
+    strong: float = 1.0
+    mixup: float = 0.0
+    sharpen: float = 1.0
+    align: float = 0.0
+    slope: float = 0.1
+
+    def __post_init__(self) -> None:
+        choice(self.schedule, ("cosine", "constant"), "schedule", InputError)
+        whole = {"epochs": 1, "rows": 1, "labelled_rows": 0, "warmup": 0}
+        for name, low in whole.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise InputError(f"recipe: {name}={value!r}; expected a whole number from {low}. Correct it.")
+        shares = ("momentum", "decay", "align")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in whole or isinstance(value, (str, bool)):
+                continue
+            limit = 1.0 if field.name in shares else float("inf")
+            if not isinstance(value, (int, float)) or not 0 <= value < limit:
+                raise InputError(
+                    f"recipe: {field.name}={value!r}; expected a number from 0, below {limit:g}. Correct it."
+                )
+
+    def replace(self, **changes: Any) -> Recipe:
+        """The recipe with some entries changed."""
+        known = [field.name for field in fields(self)]
+        for name in changes:
+            choice(name, known, "an entry of the recipe", InputError)
+        return replace(self, **changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+BAGS = Recipe(epochs=200, rows=128)
+PAIRS = Recipe(epochs=60, rows=128)
+INSTANCES = Recipe(epochs=100, rows=128, backbone="resnet18", learning_rate=0.05)
+RECIPES: dict[str, Recipe] = {
+    "multi_instance": BAGS,
+    "label_proportion": BAGS,
+    "pair_comparison": PAIRS,
+    "pair_similarity": PAIRS.replace(sharpen=2.0),
+    "similarity_confidence": PAIRS.replace(sharpen=2.0),
+    "confidence_difference": PAIRS,
+    "positive_unlabeled": Recipe(epochs=60, rows=512, labelled_rows=64, teacher=True),
+    "unlabeled_unlabeled": Recipe(epochs=60, rows=512, labelled_rows=0, teacher=True),
+    "semi_supervised": Recipe(epochs=150, rows=512, labelled_rows=64, align=0.999),
+    "partial_label": INSTANCES,
+    "complementary_label": INSTANCES,
+    "noisy_label": INSTANCES.replace(teacher=True),
+    "crowd_label": INSTANCES.replace(teacher=True),
+}
+STEPS = 20_000  # of a fit whose epochs are left open, at most
+
+
+def recipe_for(
+    supervision: Supervision, *, num_images: int, num_bags: int, image_shape: tuple[int, ...] = (3, 32, 32)
+) -> Recipe:
+    """The recipe of a kind of weak label, its network chosen by the images' shape."""
+    main = supervision.parts[0] if isinstance(supervision, Combination) else supervision
+    recipe = RECIPES.get(main.name, INSTANCES if main.level == "instance" else BAGS)
+    channels, height, width = image_shape
+    if height == width and height in (28, 32) and channels == 1:
+        recipe = recipe.replace(backbone="lenet5")
+    elif channels != 3 or min(height, width) < 24:
+        recipe = recipe.replace(backbone="small_cnn")
+    passes = max(1, STEPS * recipe.rows // max(1, num_images))
+    return recipe.replace(epochs=min(recipe.epochs, passes))
+
+
+def unknown_noise(supervision: Supervision) -> bool:
+    """Whether a confusion matrix has to be estimated first."""
+    parts = supervision.parts if isinstance(supervision, Combination) else (supervision,)
+    for part in parts:
+        if isinstance(part, NoisyLabel) and part.transition is None and part.rate is None:
+            return True
+        if isinstance(part, CrowdLabel) and part.transitions is None and part.rate is None:
+            return True
+    return False

@@ -1,0 +1,133 @@
+"""What a training step minimises: two views of a batch in, one number out, in tensor operations of fixed shape.
+
+An objective decides which views pass through the network. It may keep running statistics, as tensors that it
+updates in place, so that a captured step keeps them up to date.
+Shapes: M rows of a step, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fastbus.inference.fixed import FixedPosterior, Step
+from fastbus.training.recipes import Recipe
+
+Network = Callable[[Tensor], Tensor]
+SHARPENED_SHARE = 0.25  # of all steps: where labels name no class, EM leaves its symmetric start slowly
+
+
+class StepInputs(NamedTuple):
+    """One step: its batch, its views, and the networks that may look at them."""
+
+    step: Step
+    real: Tensor  # (M,) rows that belong to a bag
+    weak: Tensor  # (M, channels, height, width)
+    strong: Tensor
+    network: Network  # images to logits float32, differentiable
+    teacher: Network  # the averaged network, without gradient
+    generator: torch.Generator
+    progress: Tensor  # () share of all steps taken
+
+
+class StepObjective(Protocol):
+    """Called once a step; `state` holds what must survive a restart."""
+
+    capturable: bool
+
+    def __call__(self, inputs: StepInputs) -> Tensor: ...
+
+    def state(self) -> dict[str, Tensor]: ...
+
+
+class PosteriorRisk:
+    """Cross-entropy of both views with the posterior of the weak one: an EM step on exact inference."""
+
+    def __init__(self, posterior: FixedPosterior, recipe: Recipe) -> None:
+        self.posterior, self.recipe = posterior, recipe
+        self.capturable = posterior.capturable
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def __call__(self, inputs: StepInputs) -> Tensor:
+        recipe, M = self.recipe, len(inputs.weak)
+        strong, partner, share = mixed(inputs.strong, recipe.mixup, inputs.generator)
+        logits = inputs.network(torch.cat([inputs.weak, strong]))
+        with torch.no_grad():
+            judged = inputs.teacher(inputs.weak) if recipe.teacher else logits[:M].detach()
+            q = self.posterior(judged, inputs.step)
+            if recipe.sharpen != 1:
+                q = sharpened(q, torch.where(inputs.progress < SHARPENED_SHARE, recipe.sharpen, 1.0))
+            q = torch.where(inputs.real[:, None], q, 0.0)
+            q_strong = q if partner is None else share * q + (1 - share) * q[partner]
+        risk = -recipe.weak * (q * torch.log_softmax(logits[:M], 1)).sum()
+        risk = risk - recipe.strong * (q_strong * torch.log_softmax(logits[M:], 1)).sum()
+        return risk / (q.sum() * recipe.weak + q_strong.sum() * recipe.strong)
+
+
+class AlignedConsistency:
+    """Some rows have a gold label, the strong views of the others agree with their weak ones.
+
+    Predictions of unlabelled rows are scaled to the class shares that labelled ones have, and count the more the
+    surer they are among all recent ones: weight exp(-d^2 / (2 (s/2)^2)), d how far a prediction's confidence lies
+    below the running mean, s the running deviation.
+    """
+
+    capturable = True
+
+    def __init__(self, gold: Tensor, labelled: Tensor, num_classes: int, recipe: Recipe) -> None:
+        """gold (N,): classes; labelled (N,): where they are known; rows without are unlabelled."""
+        self.gold, self.recipe = gold.clamp(min=0), recipe
+        self.labelled = labelled
+        shares = torch.bincount(gold[labelled], minlength=num_classes).double()
+        self.target = (shares / shares.sum()).float()
+        self.mean = torch.full((num_classes,), 1 / num_classes, device=gold.device)
+        self.sure = torch.tensor([1 / num_classes, 1.0], device=gold.device)  # mean and variance of the confidence
+
+    def state(self) -> dict[str, Tensor]:
+        return {"mean": self.mean, "sure": self.sure}
+
+    def __call__(self, inputs: StepInputs) -> Tensor:
+        recipe = self.recipe
+        M, L = len(inputs.weak), recipe.labelled_rows
+        logits = inputs.network(torch.cat([inputs.weak, inputs.strong]))
+        rows = inputs.step.rows
+        log_prob = torch.log_softmax(logits, 1)
+        known = torch.nn.functional.nll_loss(log_prob[:L], self.gold[rows[:L]])
+        strong = torch.nn.functional.nll_loss(log_prob[M : M + L], self.gold[rows[:L]])
+        known = (recipe.weak * known + recipe.strong * strong) / (recipe.weak + recipe.strong)
+        with torch.no_grad():
+            p = (inputs.teacher(inputs.weak[L:]) if recipe.teacher else logits[L:M].detach()).softmax(1)
+            keep = recipe.align
+            self.mean.mul_(keep).add_(p.mean(0), alpha=1 - keep)
+            p = p * (self.target / self.mean)
+            p = p / p.sum(1, keepdim=True)
+            confidence, label = p.max(1)
+            self.sure[0].mul_(keep).add_(confidence.mean(), alpha=1 - keep)
+            self.sure[1].mul_(keep).add_(confidence.var(), alpha=1 - keep)
+            below = (confidence - self.sure[0]).clamp(max=0)
+            weight = torch.exp(-(below**2) / (2 * self.sure[1] / 4))
+        agree = -log_prob[M + L :].gather(1, label[:, None])[:, 0]
+        return known + (weight * agree).mean()
+
+
+def mixed(images: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor | None, Tensor]:
+    """A share of the images mixed with a random other one; its rows (M,), and how much (M, 1) is one's own."""
+    M = len(images)
+    if not share:
+        return images, None, images.new_ones(M, 1)
+    draws = torch.rand(3, M, generator=generator, device=images.device)
+    partner = draws[0].argsort()
+    own = torch.where(draws[1] < share, draws[2], 1.0)[:, None]
+    weight = own[..., None, None].to(images.dtype)
+    return weight * images + (1 - weight) * images[partner], partner, own
+
+
+def sharpened(q: Tensor, power: Tensor) -> Tensor:
+    """Targets (M, C) raised to a power and normalised; rows of zeros stay so."""
+    q = q ** power.to(q.dtype)
+    return q / q.sum(1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
