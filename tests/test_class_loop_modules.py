@@ -44,6 +44,26 @@ def test_factors_of_labels_leave_their_frequencies_alone():
     close(infer(logits, [[1, -1]], loop).labels[0, 0, 1], torch.tensor(2 / 3, dtype=torch.float64), 1e-6)
 
 
+def test_factors_of_labels_are_parameters_like_others_and_messages_keep_their_precision():
+    labels = np.array([[1, 1], [1, 1], [1, 0], [0, 0], [0, 0], [0, 1]])
+    loop = ClassLoop.from_labels(labels)
+    assert loop.log_pair.dtype == torch.get_default_dtype() == torch.float32
+    given = loop.log_factor.detach().double()
+    logits = draws(2, 3, 2)
+    post, exact = (infer(logits, [[1, -1], [-1, -1]], module) for module in (loop, ClassLoop(2, 2, given)))
+    assert post.labels.dtype == torch.float64
+    # the same factors in float64 give the same messages to the last bit: none of them is rounded to float32
+    assert torch.equal(post.labels, exact.labels) and torch.equal(post.log_likelihood, exact.log_likelihood)
+    sure = ClassLoop.from_labels(np.array([[1, 1], [0, 0]]), pseudo_count=0.0)  # values that never meet
+    assert bool(sure.forbidden.any()) and bool(sure.log_pair.isfinite().all())
+
+
+def test_a_loop_says_how_it_sends_its_messages():
+    text = repr(ClassLoop(3, 2, method="sweeps", sweeps=7, damping=0.25, tolerance=1e-5, max_configurations=64))
+    for words in ("sweeps=7", "damping=0.25", "tolerance=1e-05", "max_configurations=64"):
+        assert words in text
+
+
 # -- transitions ------------------------------------------------------------------------------------
 
 

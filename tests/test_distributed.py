@@ -29,11 +29,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "early stopping": SGD | {"epochs": 30, "patience": 2, "learning_rate": 1.0, "schedule": "constant"},
     "positive unlabelled": SGD | {"max_bags": 40},
 }
+IN_PARTS = "positive unlabelled, resumed after two epochs"
 EXACT = [name for name in CONFIGS if name != "positive unlabelled"]
 
 
-def run(name: str, folder: Path, **options: Any) -> TrainResult:
-    """One case, with as many processes as the options say."""
+def run(name: str, folder: Path, resume: bool = False, **options: Any) -> tuple[TrainResult, WeakLoss]:
+    """One case and its loss, with as many processes as the options say."""
     config = TrainConfig(**CONFIGS[name])
     if name == "positive unlabelled":
         loss, outputs = WeakLoss(PositiveUnlabeled(prior=0.5), queue=64), 2
@@ -45,16 +46,23 @@ def run(name: str, folder: Path, **options: Any) -> TrainResult:
         data = BagSet(data.supervision, data.instances, data.sizes, data.weak, bags, rows)
     held_out = proportions(7, start=900) if name == "early stopping" else None
     given = {"accelerator": "cpu"} | options
-    return train(mlp(outputs), loss, data, config, held_out=held_out, folder=folder, trainer_options=given)
+    result = train(
+        mlp(outputs), loss, data, config, held_out=held_out, folder=folder, resume=resume, trainer_options=given
+    )
+    return result, loss
 
 
 def main(root: Path) -> None:
     """Every case on two processes; Lightning starts this script once more for the second."""
     torch.set_num_threads(1)
-    for name in CONFIGS:
-        result = run(name, root / name, strategy="ddp", devices=2)
+    two: dict[str, Any] = {"strategy": "ddp", "devices": 2}
+    run("positive unlabelled", root / IN_PARTS, max_epochs=2, **two)
+    for name in (*CONFIGS, IN_PARTS):
+        case = "positive unlabelled" if name == IN_PARTS else name
+        result, loss = run(case, root / name, resume=name == IN_PARTS, **two)
         rank = int(os.environ.get("LOCAL_RANK", "0"))
         end = {"weights": weights_of(result.network), "history": result.history, "stopped": result.stopped_early}
+        end["queue"] = {} if loss.queue is None else loss.queue.state_dict()
         write_checkpoint(end, root / f"{name} {rank}")
 
 
@@ -81,7 +89,7 @@ def far(left: Tensor, right: Tensor) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXACT)
 def test_two_processes_end_with_the_weights_of_one(name: str, ends: Path, tmp_path: Path) -> None:
-    alone = run(name, tmp_path)
+    alone, _ = run(name, tmp_path)
     first, second = (end_of(ends, name, rank) for rank in range(2))
     assert torch.equal(first["weights"], second["weights"])
     assert far(first["weights"], weights_of(alone.network)) < 1e-5
@@ -97,6 +105,23 @@ def test_sets_of_known_prior_train_on_two_processes(ends: Path) -> None:
     first, second = (end_of(ends, "positive unlabelled", rank) for rank in range(2))
     assert torch.equal(first["weights"], second["weights"])
     assert bool(first["weights"].isfinite().all()) and far(first["weights"], weights_of(mlp(2))) > 1e-3
+
+
+@pytest.mark.slow
+def test_each_process_keeps_the_predictions_of_its_own_rows(ends: Path) -> None:
+    """Torch sends the buffers of the first process to all others before every step, unless it is told not to."""
+    first, second = (end_of(ends, "positive unlabelled", rank)["queue"] for rank in range(2))
+    assert first["filled"].tolist() == second["filled"].tolist() == [64]
+    assert not bool((first["log_odds"] == second["log_odds"]).any()), "predictions of rows that the other one has seen"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_run_of_two_processes_resumes_exactly(rank: int, ends: Path) -> None:
+    whole, parts = end_of(ends, "positive unlabelled", rank), end_of(ends, IN_PARTS, rank)
+    assert len(whole["history"]) == 3 and parts["history"] == whole["history"]
+    assert torch.equal(parts["weights"], whole["weights"])
+    assert all(torch.equal(parts["queue"][name], x) for name, x in whole["queue"].items())
 
 
 @pytest.mark.slow

@@ -12,7 +12,9 @@ from torch import nn
 import fastbus
 from fastbus import ClassLoop, ClassTransition, InputError, WeakClassifier, weaken
 from fastbus.errors import CouplingError, FastbusError
+from fastbus.learner_plugs import batch_of_sets
 from fastbus.models.build import build_backbone
+from fastbus.training.bag_set import BagSet
 from fastbus.training.checkpoint import read_checkpoint, write_checkpoint
 from fastbus.training.fit import METRICS
 
@@ -74,6 +76,42 @@ def test_single_instances_have_an_evolution_too() -> None:
     assert clf.score(X[300:], Y[300:]) > 0.5
 
 
+def of_known_prior(kind: str) -> tuple[fastbus.Supervision, np.ndarray]:
+    """600 digits, even ones positive: a fifth of the positives are known, or two sets of 70 % and 20 % positives."""
+    positive, draw = Y[:600] % 2 == 0, np.random.default_rng(0).random(600)
+    if kind == "positive_unlabeled":
+        known = positive & (draw < 0.2)
+        return fastbus.PositiveUnlabeled(float(positive[~known].mean())), np.where(known, 1, -1)
+    first = np.where(positive, draw < 0.8, draw < 0.35)
+    return fastbus.UnlabeledUnlabeled([positive[~first].mean(), positive[first].mean()]), first.astype(int)
+
+
+@pytest.mark.parametrize("kind", ["positive_unlabeled", "unlabeled_unlabeled"])
+def test_sets_of_known_prior_have_an_evolution_too(kind: str, tmp_path: Path) -> None:
+    rule, weak = of_known_prior(kind)
+    clf = WeakClassifier(rule, evolution="mlp", **FIT | {"epochs": 30, "learning_rate": 0.01}).fit(X[:600], weak)
+    assert clf.evolution_ is not None and float(clf.evolution_.last.weight.detach().abs().max()) > 0
+    assert clf.evolution_.num_states == {"positive_unlabeled": 201, "unlabeled_unlabeled": 301}[kind]
+    even = (Y[600:] % 2 == 0).astype(int)
+    accuracy, majority = clf.score(X[600:], even), max(even.mean(), 1 - even.mean())
+    print(f"{kind} with an evolution: {accuracy:.3f}, majority {majority:.3f}")
+    assert accuracy > majority + 0.2
+    clf.save(tmp_path)
+    again = WeakClassifier.load(tmp_path)
+    assert again.evolution == "mlp" and np.array_equal(again.predict_proba(X), clf.predict_proba(X))
+    assert np.array_equal(again.posterior(X[:600], weak), clf.posterior(X[:600], weak))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 200, 257, 300, 1437, 76_801])
+@pytest.mark.parametrize("held_out", [0.0, 0.1])
+def test_no_batch_of_a_set_is_much_smaller_than_the_others(rows: int, held_out: float) -> None:
+    weak = torch.full((rows,), -1)
+    data = BagSet(fastbus.PositiveUnlabeled(0.5), torch.zeros(rows, 1), torch.ones(rows, dtype=torch.long), weak)
+    batch, trained = batch_of_sets(data, held_out), rows - round(held_out * rows)
+    assert min(128, trained) <= batch <= 256
+    assert trained % batch == 0 or trained % batch > 0.9 * batch
+
+
 def test_a_rank_that_loses_nothing_changes_nothing() -> None:
     fits = [
         WeakClassifier("label_proportion", coupling="independent", rank=rank, **FIT).fit(X[:300], COUNTS, bags=IDS)
@@ -113,7 +151,7 @@ class Fragile(nn.Module):
         return self.classify(self.features(x))
 
 
-@pytest.mark.parametrize("how", ["evolution", "class_loop"])
+@pytest.mark.parametrize("how", ["evolution", "evolution of a set", "class_loop"])
 def test_fits_resume_exactly(how: str, tmp_path: Path) -> None:
     def start(folder: str, batches: int = 10**9, **more: Any) -> WeakClassifier:
         Fragile.batches = batches
@@ -121,6 +159,11 @@ def test_fits_resume_exactly(how: str, tmp_path: Path) -> None:
         if how == "evolution":
             clf = WeakClassifier("label_proportion", backbone=Fragile(10), evolution="mlp", **options | more)
             return clf.fit(X[:300], COUNTS, bags=IDS)
+        if how == "evolution of a set":
+            rule, known = of_known_prior("positive_unlabeled")
+            options |= {"batch_bags": 120, "ema": 0.9}
+            clf = WeakClassifier(rule, backbone=Fragile(2), evolution="full", **options | more)
+            return clf.fit(X[:600], known)
         rows, weak, bags = digit_parts()
         clf = multi_label(backbone=Fragile(3), **options | {"class_loop": "learned"} | more)
         return clf.fit(rows, weak, bags=bags)
@@ -132,13 +175,29 @@ def test_fits_resume_exactly(how: str, tmp_path: Path) -> None:
     resumed = start("cut")
     assert resumed.history_ == whole.history_
     assert np.array_equal(resumed.predict_proba(X), whole.predict_proba(X))
-    mine, other = (clf.evolution_ if how == "evolution" else clf.class_loop_ for clf in (resumed, whole))
+    mine, other = (clf.class_loop_ if how == "class_loop" else clf.evolution_ for clf in (resumed, whole))
     assert mine is not None and other is not None
     assert all(torch.equal(mine.state_dict()[name], x) for name, x in other.state_dict().items())
     if how == "class_loop":
         assert float(mine.log_pair.abs().max()) > 1e-2, "factors that did not move show nothing"
         with pytest.raises(InputError, match="resume with loss"):
             start("cut", class_loop=None, likelihood=1.0)
+
+
+def test_a_run_does_not_resume_with_another_class_loop(tmp_path: Path) -> None:
+    rows, weak, bags = digit_parts()
+
+    def fit(**options: Any) -> None:
+        loop = ClassLoop.from_labels(weak, learn=False, **options)
+        clf = multi_label(class_loop=loop, epochs=1, folder=str(tmp_path), resume=True)
+        clf.fit(rows, weak, bags=bags)
+
+    fit()
+    fit()  # the same one
+    for other in ({"damping": 0.1}, {"tolerance": 1e-3}, {"strength": 0.5}):
+        with pytest.raises(InputError, match="resume with loss") as caught:
+            fit(**other)
+        assert "\n" not in str(caught.value)
 
 
 # -- class loops -------------------------------------------------------------------------------------
@@ -247,9 +306,9 @@ def test_labels_that_cannot_be_counted_are_refused() -> None:
         WeakClassifier("semi_supervised", head="sigmoid", class_loop="labels", **FIT).fit(
             X[:300], np.eye(10, dtype=int)[Y[:300]]
         )
-    with pytest.raises(InputError, match="a set of known prior"):
-        known = np.where((Y % 2 == 0) & (Y < 4), 1, -1)[:300]
-        WeakClassifier(fastbus.PositiveUnlabeled(0.5), evolution="mlp", **FIT).fit(X[:300], known)
+    with pytest.raises(InputError, match="evolution= with queue="):
+        rule, known = of_known_prior("positive_unlabeled")
+        WeakClassifier(rule, evolution="mlp", queue=64, **FIT).fit(X[:600], known)
 
 
 def test_hostile_class_loops_in_files_are_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from fastbus.errors import InputError
 from fastbus.inference.fixed import General, Instances, KnownShare, Pairs, Step
 from fastbus.inference.fixed_build import fixed_posterior
 from fastbus.supervision.base import Supervision
+from fastbus.training.image_noise import with_known_confusions
 from fastbus.training.image_run import ImageRun
 from fastbus.training.packing import pack_rows
 from fastbus.training.recipes import RECIPES, Recipe, recipe_for
@@ -193,3 +194,27 @@ def test_images_that_are_no_bytes_are_refused() -> None:
         ImageRun(rule, images.float(), sizes, weak, num_classes=10, recipe=QUICK)
     with pytest.raises(InputError, match="1400"):
         ImageRun(rule, images, sizes[:10], weak, num_classes=10, recipe=QUICK)
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.5])
+def test_the_rate_of_wrong_labels_is_found_without_being_told(rate: float) -> None:
+    images, labels = digits()
+    rng = np.random.default_rng(0)
+    wrong = rng.random(len(labels)) < rate
+    noisy = torch.from_numpy(np.where(wrong, (labels + rng.integers(1, 10, len(labels))) % 10, labels)).long()
+    found = with_known_confusions(
+        fastbus.NoisyLabel(),
+        images,
+        noisy,
+        num_classes=10,
+        recipe=QUICK.replace(epochs=60),
+        seed=0,
+        device="cpu",
+        flip=False,
+    )
+    assert isinstance(found, fastbus.NoisyLabel) and found.transition is not None
+    estimated = 1 - float(found.transition.diagonal().mean())
+    assert abs(estimated - rate) < 0.07, estimated
+    told = fastbus.NoisyLabel(rate=0.1)
+    same = with_known_confusions(told, images, noisy, num_classes=10, recipe=QUICK, seed=0, device="cpu")
+    assert same is told

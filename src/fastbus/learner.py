@@ -74,6 +74,7 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
     rank: states that messages keep in training, see `infer`; None for all.
     evolution: None for exact inference; "full", "mlp", "no_attention", "relu" or "gelu" trains the network in joint
         mode with a StateEvolution that reads its features (docs/learned.md). `evolution_` holds it, no file does.
+        Sets of known prior then go without a queue, in batches of up to 256 rows of each.
     class_loop: what ties the weak labels of a sigmoid head's classes: "labels", fixed factors from how often they go
         together; "learned", factors learned with the network; a ClassLoop or ClassTransition. `class_loop_` holds it.
     train_options: a mapping with further fields of TrainConfig: optimizer, schedule, warmup, teacher, precision, ...
@@ -193,7 +194,7 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
             zeros = torch.zeros(len(rows), self.n_outputs_)
             infer_set(whole, zeros, grouped.ids, **self._inference(), rank=self.rank)
         network = self._network(len(training.instances), seed)
-        loss = self._plugged_loss(whole, network, seed)
+        loss = self._plugged_loss(whole, network, config)
         self.network_, self.history_, self.n_iter_ = self._train(
             network, loss, training, config, held_out, views, self.folder
         )[:3]
@@ -223,9 +224,9 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
             **{"likelihood": self.likelihood, "queue": self.queue} | plugs,
         )
 
-    def _plugged_loss(self, data: BagSet, network: nn.Module, seed: int) -> WeakLoss:
+    def _plugged_loss(self, data: BagSet, network: nn.Module, config: TrainConfig) -> WeakLoss:
         """The loss with all that is plugged in; what is learned gets the terms that it learns from."""
-        evolution = make_evolution(self.evolution, data, network, self.head, self.n_outputs_, seed)
+        evolution = make_evolution(self.evolution, data, network, self.head, self.n_outputs_, config)
         plugs: dict[str, Any] = {"rank": self.rank, "evolution": evolution, "class_loop": self.class_loop_}
         if evolution is None:
             plugs["queue"] = queue_size(self.queue, data)

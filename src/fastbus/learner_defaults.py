@@ -10,6 +10,7 @@ import torch
 
 from fastbus.errors import InputError, choice
 from fastbus.learner_inputs import is_image
+from fastbus.learner_plugs import batch_of_sets
 from fastbus.prediction_queue import usual_size
 from fastbus.supervision.incomplete import SemiSupervised
 from fastbus.training.bag_set import BagSet
@@ -98,14 +99,17 @@ def train_config(parameters: dict[str, Any], data: BagSet, seed: int, views: boo
     """About 1,500 steps of some 64 instances: more passes for small sets, larger batches for large ones."""
     count, largest = len(data), int(data.sizes.max())
     batch, epochs, rate = (parameters[name] for name in ("batch_bags", "epochs", "learning_rate"))
-    if batch is None and largest == 1:
+    held_out = parameters["held_out"]
+    if held_out == 0 and (parameters["patience"] or parameters["calibrate"]):
+        held_out = 0.2
+    if batch is None and largest == 1 and data.is_set and parameters["evolution"] is not None:
+        batch = batch_of_sets(data, held_out)  # no queue joins them
+    elif batch is None and largest == 1:
         batch = min(256, max(16, count // 20))
     elif batch is None:
         typical = max(1, round(len(data.instances) / count))
         batch = max(1, min(max(8, 64 // typical), max(4, count // 10)))
     steps = max(1, count // max(1, batch or 1))
-    held_out = parameters["held_out"]
-    needs_held_out = bool(parameters["patience"] or parameters["calibrate"])
     more = read_train_options(parameters["train_options"])
     return TrainConfig(
         **{"max_instances": max(4096, largest)}
@@ -116,7 +120,7 @@ def train_config(parameters: dict[str, Any], data: BagSet, seed: int, views: boo
             "learning_rate": 3e-3 if rate is None else rate,
             "weight_decay": parameters["weight_decay"],
             "ema": parameters["ema"],
-            "held_out": 0.2 if needs_held_out and held_out == 0 else held_out,
+            "held_out": held_out,
             "patience": parameters["patience"],
             "views": views,
             "consistency": consistency,

@@ -20,10 +20,14 @@ from fastbus.inference.evolution import VARIANTS, StateEvolution
 from fastbus.inference.evolution_build import build_evolution
 from fastbus.supervision.aggregate import LabelProportion, MultiInstance
 from fastbus.supervision.base import Supervision
+from fastbus.supervision.incomplete import UnlabeledUnlabeled
 from fastbus.training.bag_set import BagSet
 from fastbus.training.checkpoint import CheckpointError
+from fastbus.training.config import TrainConfig
 
 CLASS_LOOPS = ("labels", "learned")
+# rows whose count a learned module follows at once: the constraint is little biased, a step takes 0.1 s on a CPU
+SET_SIZE = 256
 # as measured by fastbus.bench.class_loop_map; up to 12 classes of two values are exact and need no sweeps
 SWEEPS: dict[str, Any] = {"sweeps": 4, "damping": 0.0, "tolerance": 1e-6}
 KINDS: dict[str, type[ClassLoop] | type[ClassTransition]] = {kind.route: kind for kind in (ClassLoop, ClassTransition)}
@@ -33,9 +37,9 @@ KINDS: dict[str, type[ClassLoop] | type[ClassTransition]] = {kind.route: kind fo
 
 
 def make_evolution(
-    variant: Any, data: BagSet, network: Any, head: Any, num_outputs: int, seed: int
+    variant: Any, data: BagSet, network: Any, head: Any, num_outputs: int, config: TrainConfig
 ) -> StateEvolution | None:
-    """A fresh module for the features of `network` and the bags of `data`; None where none is asked for."""
+    """A fresh module for the features of `network` and the batches of `data`; None where none is asked for."""
     if variant is None:
         return None
     choice(variant, VARIANTS, "evolution", InputError)
@@ -44,14 +48,9 @@ def make_evolution(
             f'evolution="{variant}" with a {type(network).__name__}; expected a network with features(x), '
             "classify(features) and num_features, such as those of build_backbone. Give it these three."
         )
-    if data.is_set:
-        raise InputError(
-            f'evolution="{variant}" with {data.supervision.title}, a set of known prior; expected bags. Its count '
-            "runs over earlier predictions, whose features are gone. Leave evolution=None."
-        )
     few = data.batch(torch.arange(min(4, len(data))))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # of the module's initial weights
+        torch.manual_seed(config.seed)  # of the module's initial weights
         return build_evolution(
             data.supervision,
             torch.zeros(len(few.instances), num_outputs),
@@ -59,9 +58,31 @@ def make_evolution(
             int(network.num_features),
             bag_sizes=few.sizes,
             head=head,
-            max_bag_size=int(data.sizes.max()),
+            max_bag_size=_largest_set(data, config),
             variant=variant,
         )
+
+
+def _largest_set(data: BagSet, config: TrainConfig) -> int:
+    """Instances that one count may run over: those of a bag, or of a whole batch drawn from sets."""
+    largest = int(data.sizes.max())
+    if not data.is_set:
+        return largest
+    fullest = int(data.sizes.topk(min(config.max_bags, len(data))).values.sum())
+    return min(fullest, max(config.max_instances, largest))
+
+
+def batch_of_sets(data: BagSet, held_out: Any) -> int:
+    """Rows of a batch whose sets are all that a learned count sees: SET_SIZE of each set, and hardly any left over.
+
+    A set of three rows says next to nothing, or something wrong, so of the sizes from half the wanted one on that
+    one is taken which fills the last batch of an epoch best.
+    """
+    sets = max((len(part.priors) for part in data.parts if isinstance(part, UnlabeledUnlabeled)), default=1)
+    told = isinstance(held_out, (int, float)) and 0 <= held_out < 1  # TrainConfig refuses others
+    rows = max(1, len(data) - (round(held_out * len(data)) if told else 0))
+    most = min(SET_SIZE * sets, rows)
+    return max(range(most, most // 2, -1), key=lambda batch: ((rows - 1) % batch + 1) / batch)
 
 
 # -- class loop -------------------------------------------------------------------------------------

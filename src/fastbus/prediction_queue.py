@@ -6,6 +6,7 @@ the uninformative prediction; its bias shrinks with the size of the set.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from fastbus.supervision.reading import WeakReader
 
 # a prior says enough about its instances from here on; counts that large are solved in linear time
 USUAL_SIZE = 1024
+KEPT = ("log_odds", "filled")
 
 
 def usual_size(supervision: Supervision) -> int:
@@ -31,7 +33,11 @@ def usual_size(supervision: Supervision) -> int:
 
 
 class PredictionQueue(nn.Module):
-    """The last `size` log-odds of unlabelled instances, of each set."""
+    """The last `size` log-odds of unlabelled instances, of each set.
+
+    They are moved, saved and loaded like buffers, but are none: torch sends the buffers of the first process to all
+    others before each step of distributed training, and every process has predictions of its own.
+    """
 
     log_odds: Tensor  # (sets, size), newest first
     filled: Tensor  # (sets,)
@@ -48,8 +54,8 @@ class PredictionQueue(nn.Module):
         self.supervision = supervision
         self.head = head
         sets = len(supervision.priors) if isinstance(supervision, UnlabeledUnlabeled) else 1
-        self.register_buffer("log_odds", torch.zeros(sets, size))
-        self.register_buffer("filled", torch.zeros(sets, dtype=torch.long))
+        self.log_odds = torch.zeros(sets, size)
+        self.filled = torch.zeros(sets, dtype=torch.long)
 
     def infer(
         self,
@@ -112,6 +118,42 @@ class PredictionQueue(nn.Module):
             kept = self.log_odds[set_index][: self.size - len(fresh)]
             self.log_odds[set_index] = torch.cat([fresh, kept])
             self.filled[set_index] = min(self.size, int(self.filled[set_index]) + len(fresh))
+
+    # -- like a buffer -------------------------------------------------------------------------
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PredictionQueue:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.log_odds, self.filled = fn(self.log_odds), fn(self.filled)
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in KEPT:
+            destination[prefix + name] = getattr(self, name)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        others = {name: value for name, value in state_dict.items() if name not in [prefix + kept for kept in KEPT]}
+        super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        for name in KEPT:
+            mine, given = getattr(self, name), state_dict.get(prefix + name)
+            if given is None:
+                missing_keys += [prefix + name] if strict else []
+            elif given.shape != mine.shape:
+                error_msgs.append(
+                    f"{prefix}{name} of shape {tuple(given.shape)}; expected {tuple(mine.shape)}. Load it with the "
+                    "queue= it was saved with."
+                )
+            else:
+                mine.copy_(given)
 
 
 def _batch_alone(post: Posterior, layout: BagLayout) -> Posterior:

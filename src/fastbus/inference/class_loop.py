@@ -103,8 +103,9 @@ class ClassLoop(ClassCoupling):
         predictions may carry part of the dependence already. noise: (false-positive, false-negative) rates of
         0/1 labels, which are taken out of the tables first.
         """
-        log_odds = pair_log_odds(weak, num_values, pseudo_count, noise)
-        return cls(log_odds.shape[0], num_values, strength * log_odds, **options)
+        log_odds = strength * pair_log_odds(weak, num_values, pseudo_count, noise)
+        # parameters as all others have them, also where there is no float64; messages have a precision of their own
+        return cls(log_odds.shape[0], num_values, log_odds.to(torch.get_default_dtype()), **options)
 
     @property
     def log_factor(self) -> Tensor:
@@ -179,4 +180,7 @@ class ClassLoop(ClassCoupling):
         return pairs.clone()
 
     def extra_repr(self) -> str:
-        return f"{self.num_classes}, {self.num_values}, method={self.method!r}, sweeps={self.sweeps}"
+        return (
+            f"{self.num_classes}, {self.num_values}, method={self.method!r}, sweeps={self.sweeps}, "
+            f"damping={self.damping:g}, tolerance={self.tolerance:g}, max_configurations={self.max_configurations}"
+        )

@@ -17,7 +17,7 @@ from fastbus.inference.ending import Ending, SoftEnding
 from fastbus.inference.memory import turns
 from fastbus.inference.partition import partition
 from fastbus.inference.quadrature import solve_hard_count
-from fastbus.inference.shift import solve_mean
+from fastbus.inference.shift import solve_mean, unseen
 from fastbus.numerics import NEG_INF
 
 # Instances times states from which quadrature is the quicker one. Measured: a single chain gains from 16
@@ -100,9 +100,11 @@ def _routes(u: Tensor, ending: Ending) -> dict[str, Tensor]:
     member["chain"] = ~(member["mean"] | member["free"] | member["hard"])
     try:
         return {name: everything[flags] for name, flags in member.items() if bool(flags.any())}
-    except RuntimeError:
+    except RuntimeError as problem:
         # inside a function transform over weak labels nothing can be told apart by its values
-        return {"chain": everything}
+        if unseen(problem):
+            return {"chain": everything}
+        raise
 
 
 def _sets_mean_count(soft: SoftEnding) -> bool:

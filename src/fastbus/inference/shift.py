@@ -15,6 +15,10 @@ from torch import Tensor
 
 from fastbus.numerics import NEG_INF, logsumexp
 
+# of vmap, and of tensors that are traced; the types by name, since importing them would load the compiler
+_REFUSALS = ("vmap:", "It appears that you're trying to get value out of a tracing tensor")
+_REFUSING_TYPES = ("GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException")
+
 
 class Open(NamedTuple):
     """What certain instances leave open."""
@@ -49,8 +53,15 @@ def known(flags: Tensor) -> bool | None:
     """Whether all flags are set; None inside a function transform, which cannot look at values."""
     try:
         return bool(flags.all())
-    except RuntimeError:
-        return None
+    except RuntimeError as problem:
+        if unseen(problem):
+            return None
+        raise
+
+
+def unseen(problem: RuntimeError) -> bool:
+    """Whether it is how a function transform or a tracer refuses to look at values: not so memory that is spent."""
+    return str(problem).startswith(_REFUSALS) or type(problem).__name__ in _REFUSING_TYPES
 
 
 def find_shift(log_odds: Tensor, free: Tensor, wanted: Tensor, tolerance: float) -> Tensor:

@@ -157,6 +157,7 @@ def _state_to_resume(place: Path | None) -> dict[str, Any]:
 
 def _result(module: WeakModule) -> TrainResult:
     final, config = module.predictor, module.config
+    module.factors.hand_over(module.loss)
     if module.best is not None and config.patience:
         final.load_state_dict(module.best["weights"])
         # what the loss has learned must be of the same epoch; buffers such as the queue may go on

@@ -4,14 +4,12 @@ Every epoch is a pure function of (seed, epoch): its batches, views and dropout 
 that resumes at an epoch's end walks the very same path as one that never stopped. A gradient is a sum over all
 bags of a step, wherever they were processed, divided by their terms: several processes or accumulated batches
 give what one large batch gives. Only sets of known prior are not split without loss: each process and each
-batch constrains the count of its own share, joined with the queue.
+batch constrains the count of its own share, joined with a queue of its own.
 """
 
 from __future__ import annotations
 
 import math
-import re
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +27,8 @@ from fastbus.objective import LossSums, WeakLoss
 from fastbus.training.bag_set import BagSet, Batch
 from fastbus.training.config import TrainConfig
 from fastbus.training.consistency import Consistency
-from fastbus.training.ema import MovingAverage
+from fastbus.training.ema import FactorAverages, MovingAverage
+from fastbus.training.fingerprint import describe_run
 from fastbus.training.views import Views
 
 
@@ -62,6 +61,7 @@ class WeakModule(pl.LightningModule):
         self.network = network
         self.loss = loss
         self.average = MovingAverage(network, config.ema) if config.ema else None
+        self.factors = FactorAverages(loss, config.ema)
         self.consistency = None
         if config.consistency:
             self.consistency = Consistency(config.confidence, config.alignment, loss.head)
@@ -143,10 +143,17 @@ class WeakModule(pl.LightningModule):
             torch.distributed.all_reduce(value := value.clone())
         return value
 
+    def _of_all_processes(self, value: Tensor) -> Tensor:
+        """The tensors of all processes, one behind the other: (processes, ...)."""
+        found = [torch.empty_like(value) for _ in range(self.trainer.world_size)]
+        torch.distributed.all_gather(found, value)
+        return torch.stack(found)
+
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
         if self.average is not None:
             self.average.update(self.network)
+        self.factors.update_from(self.loss)
 
     def _sums(self, batch: Batch) -> LossSums:
         given: dict[str, Any] = {
@@ -250,9 +257,9 @@ class WeakModule(pl.LightningModule):
             better = self.best is None or row["held_out"] < self.best["held_out"]
             if better and math.isfinite(row["held_out"]):
                 weights = {name: x.detach().cpu().clone() for name, x in self.predictor.state_dict().items()}
-                learned = {name: x.detach().cpu().clone() for name, x in self.loss.named_parameters()}
+                learned = self.factors.parameters_of(self.loss)
                 self.best = {"held_out": row["held_out"], "epoch": self.current_epoch, "weights": weights}
-                self.best["loss"] = learned
+                self.best["loss"] = {name: x.detach().cpu().clone() for name, x in learned.items()}
         self.history.append(row)
         for name, value in row.items():
             if name != "epoch":
@@ -284,7 +291,7 @@ class WeakModule(pl.LightningModule):
                 coupling=self.loss.coupling,
                 on_impossible=self.loss.on_impossible,
                 budget=self.loss.budget,
-                class_loop=self.loss.class_loop,
+                class_loop=self.factors.of(self.loss, "class_loop"),
             )
             sums[0] -= (post.log_likelihood.double() * batch.bag_weights).sum()
             sums[1] += batch.bag_weights.sum()
@@ -296,21 +303,10 @@ class WeakModule(pl.LightningModule):
 
     def fingerprint(self) -> dict[str, Any]:
         """What a run must share with the one it resumes."""
-        described = {f"config.{name}": value for name, value in self.config.as_dict().items()}
-        loss = self.loss
-        text = f"{loss!r}, {loss.coupling}, {loss.smoothing:g}, {loss.likelihood:g}, {loss.budget}"
-        text += "" if loss.rank is None else f", rank {loss.rank}"
-        # weights are a buffer, which the checkpoint would put back without a word
-        text += "" if loss.class_weights is None else f", class weights {loss.class_weights.tolist()}"
-        text += "" if loss.on_impossible == "error" else f", on_impossible {loss.on_impossible}"
-        # on one line, and without the addresses of functions, which differ from process to process
-        described["loss"] = " ".join(re.sub(r" at 0x[0-9a-f]+", "", text).split())
-        described["network"] = zlib.crc32(
-            repr([(name, tuple(x.shape)) for name, x in self.network.state_dict().items()]).encode()
-        )
+        found = describe_run(self.config, self.network, self.loss, tuple(self.factors))
         for name, data in (("training set", self.train_set), ("held-out set", self.held_out)):
-            described[name] = None if data is None else data.fingerprint()
-        return described
+            found[name] = None if data is None else data.fingerprint()
+        return found
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["fastbus"] = {
@@ -321,6 +317,10 @@ class WeakModule(pl.LightningModule):
             # all that random numbers and batches of the next epoch depend on
             "random": {"seed": self.config.seed, "epoch": len(self.history)},
         }
+        if self.loss.queue is not None and self.trainer.world_size > 1:
+            checkpoint["fastbus"]["queues"] = {
+                name: self._of_all_processes(x) for name, x in self.loss.queue.state_dict().items()
+            }
 
     def check_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse the checkpoint of another run."""
@@ -335,6 +335,9 @@ class WeakModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         mine = checkpoint["fastbus"]
         self.history, self.best, self.finished = mine["history"], mine["best"], mine["finished"]
+        # the state is that of the process that wrote it; queues differ from process to process
+        for name, queues in mine.get("queues", {}).items():
+            checkpoint["state_dict"][f"loss.queue.{name}"] = queues[self.global_rank % len(queues)]
 
 
 def _full(logits: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from fastbus.errors import InputError, choice
 from fastbus.supervision.base import Supervision
 from fastbus.supervision.combine import Combination
-from fastbus.supervision.imperfect import CrowdLabel, NoisyLabel
 
 Schedule = Literal["cosine", "constant"]
 
@@ -24,8 +23,8 @@ class Recipe:
     rows: images of a step; whole bags are packed into them. labelled_rows: of them, drawn from labelled images
         where the others have no label of their own.
     learning_rate, momentum, weight_decay: of SGD with Nesterov's momentum, after `warmup` steps, by `schedule`.
-    decay: of the averaged weights, which are evaluated; short runs average over a twentieth of their steps. teacher: posteriors are those of the averaged network's
-        predictions, not of the network's own.
+    decay: of the averaged weights, which are evaluated; short runs average over a twentieth of their steps.
+    teacher: posteriors are those of the averaged network's predictions, not of the network's own.
     weak, strong: weights of the two views' losses. mixup: share of strong views mixed with another's, targets too.
     sharpen: power that targets are raised to in the first quarter of the steps, 1 leaves the posterior as it is;
         labels that name no class, as of similar pairs, have a symmetric start that EM is slow to leave.
@@ -114,14 +113,3 @@ def recipe_for(
         recipe = recipe.replace(backbone="small_cnn")
     passes = max(1, STEPS * recipe.rows // max(1, num_images))
     return recipe.replace(epochs=min(recipe.epochs, passes))
-
-
-def unknown_noise(supervision: Supervision) -> bool:
-    """Whether a confusion matrix has to be estimated first."""
-    parts = supervision.parts if isinstance(supervision, Combination) else (supervision,)
-    for part in parts:
-        if isinstance(part, NoisyLabel) and part.transition is None and part.rate is None:
-            return True
-        if isinstance(part, CrowdLabel) and part.transitions is None and part.rate is None:
-            return True
-    return False

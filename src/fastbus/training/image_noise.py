@@ -1,0 +1,62 @@
+"""Confusion matrices of labels on images, where the caller does not know them.
+
+A short run on four fifths of the images, on the labels as they are (of a crowd: on the majority of its answers),
+predicts the last fifth, and the matrices are counted there: an early network that did not see a label cannot
+foretell its error.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastbus.supervision.base import Supervision
+from fastbus.supervision.imperfect import CrowdLabel, NoisyLabel
+from fastbus.supervision.incomplete import SemiSupervised
+from fastbus.training.image_run import ImageRun
+from fastbus.training.noise import majority
+from fastbus.training.recipes import Recipe
+
+HELD_OUT = 0.2
+EARLY_SHARE = 10  # of the recipe's epochs, one in so many is enough for confident predictions
+
+
+def with_known_confusions(
+    supervision: Supervision,
+    images: Tensor,
+    weak: Tensor,
+    *,
+    num_classes: int,
+    recipe: Recipe,
+    seed: int,
+    device: str,
+    flip: bool = True,
+) -> Supervision:
+    """The supervision with its unknown confusion matrices estimated; itself where they are known."""
+    noisy = isinstance(supervision, NoisyLabel) and supervision.transition is None and supervision.rate is None
+    crowd = isinstance(supervision, CrowdLabel) and supervision.transitions is None and supervision.rate is None
+    if not noisy and not crowd:
+        return supervision
+    labels = majority(weak, num_classes) if crowd else weak
+    given = torch.nonzero(labels >= 0).flatten()
+    order = given[torch.from_numpy(np.random.default_rng([seed, len(given)]).permutation(len(given)))]
+    held, kept = order[: int(HELD_OUT * len(order))], order[int(HELD_OUT * len(order)) :]
+    early = recipe.replace(epochs=max(1, recipe.epochs // EARLY_SHARE), teacher=False, mixup=0.0)
+    run = ImageRun(
+        SemiSupervised(),
+        images[kept],
+        torch.ones(len(kept), dtype=torch.long),
+        labels[kept],
+        num_classes=num_classes,
+        recipe=early,
+        seed=seed,
+        device=device,
+        flip=flip,
+    )
+    while not run.done:
+        run.run_epoch()
+    logits = run.logits(images[held])
+    if crowd:
+        return CrowdLabel.estimate(logits, weak[held])
+    return NoisyLabel.estimate(logits, weak[held])
