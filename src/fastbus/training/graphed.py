@@ -141,7 +141,7 @@ class GraphedTraining:
         torch._foreach_add_(grads, self.velocity, alpha=recipe.momentum)
         torch._foreach_mul_(grads, rate)
         torch._foreach_sub_(self.parameters, grads)
-        limit = min(recipe.decay, 1 - 1 / max(1.0, AVERAGED_SHARE * self.steps))
+        limit = min(recipe.decay, 1 - 1 / max(4.0, AVERAGED_SHARE * self.steps))
         keep = torch.clamp((1 + self.count) / (10 + self.count), max=limit).float()
         torch._foreach_mul_(self.averaged, keep)
         torch._foreach_add_(self.averaged, torch._foreach_mul(self.parameters, 1 - keep))
