@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -46,6 +48,8 @@ class GraphedTraining:
         self.recipe, self.steps = recipe, steps
         self.parameters = [p for p in self.network.parameters() if p.requires_grad]
         self.averaged = list(self.average.parameters())
+        self.own = list(objective.learned.values())
+        self.own_rates = [objective.rates.get(name, 1.0) for name in objective.learned]
         self.velocity = [torch.zeros_like(p) for p in self.parameters]
         self.position = torch.zeros((), dtype=torch.long, device=self.device)  # of the step in its epoch
         self.count = torch.zeros((), dtype=torch.float64, device=self.device)  # of all steps
@@ -101,34 +105,34 @@ class GraphedTraining:
             real,
             self.views.weak(x, self.generator),
             self.views.strong(x, self.generator),
-            self.forward,
-            self.judge,
+            partial(self._apply, self.network),
+            torch.no_grad()(partial(self._apply, self.average)),
+            partial(self._apply, getattr(self.network, "features", self.network)),
+            torch.no_grad()(partial(self._apply, getattr(self.average, "features", self.average))),
+            partial(self._apply, getattr(self.network, "classify", nn.Identity())),
             self.generator,
             self.count / self.steps,
         )
         loss = self.objective(inputs)
-        grads = torch.autograd.grad(loss, self.parameters)
+        grads = list(torch.autograd.grad(loss, self.parameters + self.own))
         with torch.no_grad():
-            self._descend(list(grads))
+            self._descend(grads[: len(self.parameters)], grads[len(self.parameters) :])
             self.loss.copy_(loss.detach())
             self.position += 1
             self.count += 1
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits float32 of the network in training."""
-        return self._logits(self.network, x)
+    def logits(self, x: Tensor, average: bool) -> Tensor:
+        """Logits float32 of the averaged network, or of the one in training."""
+        return self._apply(self.average if average else self.network, x)
 
-    @torch.no_grad()
-    def judge(self, x: Tensor) -> Tensor:
-        """Logits float32 of the averaged network."""
-        return self._logits(self.average, x)
-
-    def _logits(self, network: nn.Module, x: Tensor) -> Tensor:
+    def _apply(self, network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        if x.dim() == 4:
+            x = x.to(memory_format=torch.channels_last)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.gpu, cache_enabled=False):
-            logits: Tensor = network(x.to(memory_format=torch.channels_last))
-        return logits.float()
+            out = network(x)
+        return out.float()
 
-    def _descend(self, grads: list[Tensor]) -> None:
+    def _descend(self, grads: list[Tensor], own_grads: list[Tensor]) -> None:
         recipe = self.recipe
         progress = (self.count / self.steps).clamp(max=1.0)
         rate = recipe.learning_rate * torch.ones_like(self.count)
@@ -141,6 +145,8 @@ class GraphedTraining:
         torch._foreach_add_(grads, self.velocity, alpha=recipe.momentum)
         torch._foreach_mul_(grads, rate)
         torch._foreach_sub_(self.parameters, grads)
+        for mine, grad, factor in zip(self.own, own_grads, self.own_rates, strict=True):
+            mine.sub_(grad * (rate * factor))
         limit = min(recipe.decay, 1 - 1 / max(4.0, AVERAGED_SHARE * self.steps))
         keep = torch.clamp((1 + self.count) / (10 + self.count), max=limit).float()
         torch._foreach_mul_(self.averaged, keep)
@@ -156,6 +162,7 @@ class GraphedTraining:
         tensors |= {f"average.{name}": x for name, x in self.average.state_dict().items()}
         tensors |= {f"velocity.{index}": x for index, x in enumerate(self.velocity)}
         tensors |= {f"objective.{name}": x for name, x in self.objective.state().items()}
+        tensors |= {f"learned.{name}": x for name, x in self.objective.learned.items()}
         return tensors | {"count": self.count, "generator": self.generator.get_state()}
 
     @torch.no_grad()

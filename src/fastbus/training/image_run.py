@@ -69,10 +69,11 @@ class ImageRun:
         options: dict[str, Any] = {"slope": recipe.slope} if recipe.backbone.startswith("wrn") else {}
         network = build_backbone(recipe.backbone, shape, num_classes, seed=seed, **options)
         self.steps_per_epoch = len(self._pack(0).rows)
+        self.objective = (objective or default_objective)(self)
         self.training = GraphedTraining(
             network,
             images.to(self.device),
-            (objective or default_objective)(self),
+            self.objective,
             self.views,
             recipe,
             self.steps_per_epoch * recipe.epochs,
@@ -89,6 +90,7 @@ class ImageRun:
     def run_epoch(self) -> dict[str, float]:
         """One pass; its number, last loss and seconds."""
         start = time.perf_counter()
+        self.objective.start_epoch(self)
         steps = self.training.load(self._pack(self.epoch))
         self.training.run(steps)
         loss = float(self.training.loss)  # waits for the device
@@ -102,10 +104,9 @@ class ImageRun:
     def logits(self, images: Tensor, average: bool = True) -> Tensor:
         """(M, C) on the CPU, by the averaged network or the last one."""
         training = self.training
-        network = training.average if average else training.network
-        network.eval()
+        training.network.eval()
         parts = [
-            training._logits(network, self.views.plain(part.to(self.device))).cpu()
+            training.logits(self.views.plain(part.to(self.device)), average).cpu()
             for part in images.split(PREDICTED_AT_ONCE)
         ]
         training.network.train()

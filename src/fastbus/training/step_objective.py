@@ -8,13 +8,16 @@ Shapes: M rows of a step, C classes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastbus.inference.fixed import FixedPosterior, Step
 from fastbus.training.recipes import Recipe
+
+if TYPE_CHECKING:
+    from fastbus.training.image_run import ImageRun
 
 Network = Callable[[Tensor], Tensor]
 SHARPENED_SHARE = 0.25  # of all steps: where labels name no class, EM leaves its symmetric start slowly
@@ -29,29 +32,46 @@ class StepInputs(NamedTuple):
     strong: Tensor
     network: Network  # images to logits float32, differentiable
     teacher: Network  # the averaged network, without gradient
+    features: Network  # images to what the network's last layer sees, differentiable
+    teacher_features: Network
+    classify: Network  # features to logits
     generator: torch.Generator
     progress: Tensor  # () share of all steps taken
 
 
-class StepObjective(Protocol):
-    """Called once a step; `state` holds what must survive a restart."""
+class StepObjective:
+    """Called once a step.
 
-    capturable: bool
+    capturable: whether a CUDA graph may hold it. learned: tensors of its own, by name, that are optimised with the
+    network's, each at `rates` times its learning rate (1 where nothing is said).
+    """
 
-    def __call__(self, inputs: StepInputs) -> Tensor: ...
+    capturable: bool = True
+    learned: dict[str, Tensor]
+    rates: dict[str, float]
 
-    def state(self) -> dict[str, Tensor]: ...
+    def __init__(self) -> None:
+        self.learned, self.rates = {}, {}
+
+    def __call__(self, inputs: StepInputs) -> Tensor:
+        """The loss, one number."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Tensor]:
+        """Running statistics that must survive a restart, updated in place; without the learned tensors."""
+        return {}
+
+    def start_epoch(self, run: ImageRun) -> None:
+        """Called before every pass over the data, outside of a captured step."""
 
 
-class PosteriorRisk:
+class PosteriorRisk(StepObjective):
     """Cross-entropy of both views with the posterior of the weak one: an EM step on exact inference."""
 
     def __init__(self, posterior: FixedPosterior, recipe: Recipe) -> None:
+        super().__init__()
         self.posterior, self.recipe = posterior, recipe
         self.capturable = posterior.capturable
-
-    def state(self) -> dict[str, Tensor]:
-        return {}
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         recipe, M = self.recipe, len(inputs.weak)
@@ -69,7 +89,7 @@ class PosteriorRisk:
         return risk / (q.sum() * recipe.weak + q_strong.sum() * recipe.strong)
 
 
-class AlignedConsistency:
+class AlignedConsistency(StepObjective):
     """Some rows have a gold label, the strong views of the others agree with their weak ones.
 
     Predictions of unlabelled rows are scaled to the class shares that labelled ones have, and count the more the
@@ -77,10 +97,9 @@ class AlignedConsistency:
     below the running mean, s the running deviation.
     """
 
-    capturable = True
-
     def __init__(self, gold: Tensor, labelled: Tensor, num_classes: int, recipe: Recipe) -> None:
         """gold (N,): classes; labelled (N,): where they are known; rows without are unlabelled."""
+        super().__init__()
         self.gold, self.recipe = gold.clamp(min=0), recipe
         self.labelled = labelled
         shares = torch.bincount(gold[labelled], minlength=num_classes).double()
