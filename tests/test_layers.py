@@ -31,7 +31,8 @@ LAYERS = (
     {"learner_files", "learner_export", "learner_defaults", "bag_folds"},
     {"learner_answers"},
     {"learner"},
-    {"bench", "report"},
+    {"report"},
+    {"bench"},
     {"commands"},
     {"cli"},
 )

@@ -21,6 +21,12 @@ SUITES = {
         "real small data sets beside baselines, peers and published figures", "fastbus.bench.tables.command"
     ),
     "ablation": _Suite("what the learned network adds to exact inference", "fastbus.bench.ablation.command"),
+    "paper": _Suite("the paper's experiments on images, cell by cell", "fastbus.bench.paper.command"),
+    "report": _Suite(
+        "the runs of bench paper as a table and a page, beside the paper's figures",
+        "fastbus.bench.paper_report.command",
+    ),
+    "speed": _Suite("seconds of the E-step beside plain torch and device ceilings", "fastbus.bench.speed.command"),
 }
 HELP = "measure on real data, beside baselines and published figures"
 EXAMPLES = "\n".join(

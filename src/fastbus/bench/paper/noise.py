@@ -1,0 +1,44 @@
+"""The confusion matrix of a run on noisy labels: estimated once, before the training, and kept with its checkpoint."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastbus.bench.paper.plan import MIRRORED, Job
+from fastbus.supervision.base import Supervision
+from fastbus.supervision.imperfect import NoisyLabel
+from fastbus.training.checkpoint import read_checkpoint, write_checkpoint
+from fastbus.training.image_noise import with_known_confusions
+
+
+def noise_path(job: Job, folder: Path) -> Path:
+    return folder / f"{job.fingerprint}-{job.seed}-noise.safetensors"
+
+
+def known_noise(
+    job: Job, rule: Supervision, images: Tensor, weak: Tensor, num_classes: int, folder: Path, device: str
+) -> tuple[Supervision, dict[str, Any], float]:
+    """The rule to train with, what was estimated, and the seconds that took; any other rule as it is."""
+    if not isinstance(rule, NoisyLabel) or rule.transition is not None or rule.rate is not None:
+        return rule, {}, 0.0
+    path = noise_path(job, folder)
+    if not path.is_file():
+        start = time.perf_counter()
+        found = with_known_confusions(
+            rule, images, weak, num_classes=num_classes, recipe=job.recipe, seed=job.seed, device=device,
+            flip=job.cell.data in MIRRORED,
+        )  # fmt: skip
+        assert isinstance(found, NoisyLabel) and isinstance(found.transition, Tensor)
+        seconds = time.perf_counter() - start
+        write_checkpoint({"transition": found.transition.detach().cpu(), "seconds": seconds}, path)
+    state = read_checkpoint(path)
+    matrix = state["transition"]
+    shares = torch.bincount(weak, minlength=num_classes).double() / len(weak)
+    true_shares = torch.linalg.lstsq(matrix.double().T, shares).solution
+    wrong = float(1 - (true_shares * matrix.double().diagonal()).sum())
+    return NoisyLabel(matrix), {"estimated share of wrong labels": wrong}, state["seconds"]

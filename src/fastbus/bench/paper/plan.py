@@ -1,0 +1,136 @@
+"""What is to be run: jobs with their recipes, and the fingerprint by which a finished one is known again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastbus.bench.paper.draw import SCORED, expected_size, supervision_of
+from fastbus.bench.paper.grid import Cell
+from fastbus.bench.paper.methods import SUPERVISED, applies
+from fastbus.bench.paper.sets import SETS
+from fastbus.bench.results import Record
+from fastbus.errors import InputError
+from fastbus.supervision.pairwise import SimilarityConfidence
+from fastbus.training.recipes import Recipe, recipe_for
+
+TINY: dict[str, Any] = {
+    "backbone": "small_cnn", "epochs": 20, "rows": 32, "labelled_rows": 16, "learning_rate": 0.1, "warmup": 30,
+    "decay": 0.97,
+}  # fmt: skip
+SCORER: dict[str, Any] = {"epochs": 60, "rows": 128, "learning_rate": 0.03, "weight_decay": 5e-4, "decay": 0.999}
+SCORER_IMAGES, SCORER_CALIBRATION = 15_000, 2_000
+TINY_SCORER = 600, 100
+MIRRORED = ("cifar10", "cifar10n", "cifar100", "stl10")  # a mirrored digit is no digit, a mirrored shoe none of the set
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """The network whose probabilities make the confidences of a data set: its images are in no pair."""
+
+    data: str
+    recipe: Recipe
+    images: int
+    calibration: int
+
+    @property
+    def fingerprint(self) -> str:
+        return _digest({"scorer": self.data, "recipe": _entries(self.recipe), "of": [self.images, self.calibration]})
+
+    @property
+    def title(self) -> str:
+        return f"scorer of {self.data}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a cell, a method, a seed, and how it is trained."""
+
+    cell: Cell
+    method: str
+    seed: int
+    recipe: Recipe
+    held_out: float
+    variant: str  # what differs from the recipe of the product; empty where nothing does
+    scorer: Scorer | None
+
+    @property
+    def fingerprint(self) -> str:
+        """All that decides the result beside the seed and the code."""
+        return _digest(
+            {
+                "cell": self.cell.key,
+                "draw": dict(self.cell.draw),
+                "method": self.method,
+                "recipe": _entries(self.recipe),
+                "held_out": self.held_out,
+                "scorer": None if self.scorer is None else self.scorer.fingerprint,
+            }
+        )
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.fingerprint, self.seed
+
+    @property
+    def title(self) -> str:
+        variant = f" [{self.variant}]" if self.variant else ""
+        return f"{self.cell.title}, {self.method}{variant}, seed {self.seed}"
+
+
+def plan_jobs(
+    cells: Sequence[Cell],
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    changes: Mapping[str, Any],
+    held_out: float,
+    tiny: bool = False,
+) -> list[Job]:
+    """Every run asked for, seed after seed, so that each cell has one early."""
+    common = TINY if tiny else {}
+    variant = ", ".join(f"{name}={value}" for name, value in changes.items())
+    jobs = []
+    for seed in seeds:
+        for cell in cells:
+            for method in methods:
+                if not applies(method, cell):
+                    continue
+                recipe = _recipe(cell, method).replace(**common).replace(**changes)
+                scorer = _scorer(cell, tiny) if cell.setting in SCORED else None
+                jobs.append(Job(cell, method, seed, recipe, held_out, variant, scorer))
+    if not jobs:
+        raise InputError(f"no cell for {', '.join(methods)}; expected one of their settings. Look at --list.")
+    return jobs
+
+
+def job_key(record: Record) -> tuple[str, int]:
+    """The key of a finished run."""
+    return record["fingerprint"], record["seed"]
+
+
+def _recipe(cell: Cell, method: str) -> Recipe:
+    """The product's recipe; the ceiling has its network, views and schedule, and no use for a teacher."""
+    images, bags = expected_size(cell)
+    recipe = recipe_for(supervision_of(cell), num_images=images, num_bags=bags, image_shape=SETS[cell.data].shape)
+    return recipe.replace(teacher=False, sharpen=1.0, align=0.0) if method == SUPERVISED else recipe
+
+
+def _scorer(cell: Cell, tiny: bool) -> Scorer:
+    """The same for both settings and all trials: recipes may be tuned, weak labels must not follow."""
+    images, calibration = TINY_SCORER if tiny else (SCORER_IMAGES, SCORER_CALIBRATION)
+    shape = SETS[cell.data].shape
+    network = recipe_for(SimilarityConfidence(), num_images=images, num_bags=images, image_shape=shape).backbone
+    recipe = Recipe(**(SCORER | {"backbone": network} | (TINY if tiny else {})))
+    return Scorer(cell.data, recipe, images, calibration)
+
+
+def _entries(recipe: Recipe) -> dict[str, Any]:
+    """All but those that are off: an entry that recipes get one day does not make runs without it others."""
+    return {name: value for name, value in recipe.as_dict().items() if value}
+
+
+def _digest(what: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,145 @@
+"""fastbus bench paper: plan, run what the results lack, and print."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fastbus.bench.paper.grid import Cell, read_grid, select, tiny_cells
+from fastbus.bench.paper.methods import choose
+from fastbus.bench.paper.plan import Job, job_key, plan_jobs
+from fastbus.bench.paper.pool import run_jobs
+from fastbus.bench.paper.run import Place
+from fastbus.bench.paper.sets import SETS, human_labels, load_set
+from fastbus.bench.results import Record, append_record, read_lines
+from fastbus.errors import InputError
+
+LOG, TINY_LOG = "paper.jsonl", "paper-tiny.jsonl"
+FIELDS = {"setting", "data", "cell", "method", "seed", "fingerprint", "accuracy", "curve", "config", "seconds"}
+TINY_HELD_OUT = 0.1
+WIDTH = 150  # of tables in files and pipes
+
+
+def read_runs(path: Path) -> list[Record]:
+    """All finished runs."""
+    return read_lines(path, FIELDS)
+
+
+def show_paper(options: Any) -> int:
+    """The command; its exit code."""
+    started = time.time()
+    jobs = _jobs(options)
+    log = Path(options.out) / (TINY_LOG if options.tiny else LOG)
+    done = {job_key(record) for record in read_runs(log)}
+    if options.list:
+        _list(jobs, done)
+        return 0
+    todo = [job for job in jobs if job.key not in done]
+    place = Place(
+        images=Path(options.images),
+        tables=Path(options.data),
+        checkpoints=Path(options.checkpoints),
+        device=options.device,
+        threads=options.threads,
+        every=options.checkpoint_every,
+        deadline=None if options.time_limit is None else started + options.time_limit,
+    )
+    _check_files([job.cell for job in todo], place)
+    tally = run_jobs(todo, place, options.workers, lambda _, record: append_record(log, record), _say)
+    wanted = {job.key for job in jobs}
+    records = [record for record in read_runs(log) if job_key(record) in wanted]
+    if options.json:
+        print(json.dumps(records, indent=2))
+    else:
+        _print(records)
+    if tally.unfinished:
+        _say(f"{len(tally.unfinished)} of {len(jobs)} runs are not finished: call again to go on")
+    return 1 if tally.failed else 0
+
+
+def _jobs(options: Any) -> list[Job]:
+    if options.tiny:
+        names = options.dataset or ["digits"]
+        for name in names:
+            if name not in SETS:
+                raise InputError(f"--dataset {name!r}; expected some of {', '.join(SETS)}. Check the spelling.")
+        cells = select([cell for name in names for cell in tiny_cells(name)], options.settings, None, options.cells)
+    else:
+        data = options.dataset or (None if options.list else ["cifar10"])
+        cells = select(read_grid(), options.settings, data, options.cells)
+    held_out = options.held_out or (TINY_HELD_OUT if options.tiny else 0.0)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    return plan_jobs(cells, choose(options.methods), seeds, _changes(options.set), held_out, options.tiny)
+
+
+def _changes(entries: Sequence[str] | None) -> dict[str, Any]:
+    """name=value pairs, values as YAML reads them."""
+    import yaml
+
+    changes = {}
+    for entry in entries or ():
+        name, sign, text = entry.partition("=")
+        if not sign or not name:
+            raise InputError(f"--set {entry!r}; expected NAME=VALUE. Write e.g. --set epochs=100.")
+        try:
+            changes[name] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise InputError(f"--set {entry!r}; expected a number or a word as value. Correct it.") from None
+    return dict(sorted(changes.items()))
+
+
+def _check_files(cells: Sequence[Cell], place: Place) -> None:
+    """Read every set once before anything begins: a cell is never run without its official files."""
+    for data in dict.fromkeys(cell.data for cell in cells):
+        load_set(data, place.images)
+    for column in dict.fromkeys(cell.draw["human"] for cell in cells if "human" in cell.draw):
+        human_labels(place.tables, column)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    stdout = Console()
+    return Console(width=None if stdout.is_terminal else WIDTH)
+
+
+def _list(jobs: Sequence[Job], done: set[tuple[str, int]]) -> None:
+    from rich.table import Table
+
+    table = Table(title="The grid", caption="paper: accuracy of its FastBUS in percent, or why there is none")
+    for heading in ("setting", "data", "cell", "method", "network", "epochs", "seed", "done", "paper"):
+        table.add_column(heading, overflow="fold")
+    for job in jobs:
+        cell = job.cell
+        figure = cell.paper.get("FastBUS")
+        told = f"{figure[0]:.2f} ± {figure[1]:.2f}" if figure else cell.without
+        network, epochs = job.recipe.backbone, str(job.recipe.epochs)
+        state = "yes" if job.key in done else ""
+        table.add_row(
+            cell.setting, cell.data, cell.name, job.method, network, epochs, str(job.seed), state, told
+        )  # fmt: skip
+    _console().print(table)
+
+
+def _print(records: Sequence[Record]) -> None:
+    from rich.table import Table
+
+    table = Table(title="Runs", caption="percent on the test images; averaged weights after the last epoch")
+    for heading in ("setting", "data", "cell", "method", "seed", "metric", "averaged", "last", "seconds", "views/s"):
+        table.add_column(heading, overflow="fold")
+    for record in records:
+        name = record["method"] + (f" [{record['variant']}]" if record["variant"] else "")
+        table.add_row(
+            record["setting"], record["data"], record["cell"], name, str(record["seed"]), record["metric"],
+            f"{record['accuracy']:.2f}", f"{record['accuracy_last']:.2f}", f"{record['seconds']:.1f}",
+            f"{record['images_per_second']:,.0f}",
+        )  # fmt: skip
+    _console().print(table)

@@ -1,0 +1,55 @@
+"""The report as Markdown: a table a setting, and the ablation lines below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from fastbus.bench.paper_report.notes import NOTES, facts_of, scorer_of
+from fastbus.bench.paper_report.summary import HEADINGS, NUMERIC, Row, lines_of, percent
+
+TITLE = "The paper's experiments on images"
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """The whole text."""
+    parts = [f"# {TITLE}", "", *(f"- {note}" for note in NOTES), ""]
+    for setting, group in groupby(rows, key=lambda row: row.cell.setting):
+        members = list(group)
+        parts += [f"## {setting}", "", f"Metric: {members[0].cell.metric}.", ""]
+        parts += _table(HEADINGS, (line for row in members for line in lines_of(row)), NUMERIC)
+        parts += ["", *_remarks(members), *_ablations(members)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]], numeric: Sequence[int]) -> list[str]:
+    rule = "|".join("--:" if column in numeric else "---" for column in range(len(head)))
+    return [
+        f"| {' | '.join(head)} |",
+        f"|{rule}|",
+        *(f"| {' | '.join(text.replace('|', '/') for text in line)} |" for line in lines),
+    ]
+
+
+def _remarks(rows: Sequence[Row]) -> list[str]:
+    told = [text for row in rows if (text := facts_of(row))]
+    told += [text for row in rows if (text := scorer_of(row))]
+    why = dict.fromkeys(f"{row.cell.data}: {row.cell.without}" for row in rows if row.cell.without)
+    return [*(f"- {text}" for text in [*told, *why]), ""] if told or why else []
+
+
+def _ablations(rows: Sequence[Row]) -> list[str]:
+    lines = [
+        (row.cell.data, row.cell.name, group.method, change, percent(group.mean, group.spread), str(len(group.runs)))
+        for row in rows
+        for group, change in row.ablations
+    ]
+    if not lines:
+        return []
+    head = ("images", "cell", "method", "changed", "ours", "seeds")
+    return [
+        "Ablation lines and trials (the table above has the recipe of the product):",
+        "",
+        *_table(head, lines, (4, 5)),
+        "",
+    ]

@@ -1,0 +1,50 @@
+"""What a reader must know of the figures: how they were come by, and what each draw came out as."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastbus.bench.paper_report.summary import Row
+
+NOTES = (
+    "Percent on the official test images, mean ± standard deviation (n − 1) over seeds; a seed draws the weak labels "
+    "and the first weights. Averaged (EMA) weights after the last epoch.",
+    "Within a run nothing is chosen on test images: no epoch, no seed. Learning curves are drawn, not used.",
+    "Balanced accuracy is the mean over classes. Matched accuracy names the classes after training in the way that "
+    "fits the test labels best (Hungarian method): pairs tell classes apart, not which is which.",
+    "Ceiling: the same images with their true labels, the same network, views and schedule.",
+    "Paper: figures as printed; its networks, views and schedules are not known in full and differ from ours. Data "
+    "rules of other code that give wrong rates are put right here: cells agree in name and size, not in every detail.",
+    "Confidences of pairs come from a network of ours, trained on images in no pair and calibrated; the paper takes "
+    "CLIP's. Those rows say how well a method reads such labels, and are not comparable with the paper's.",
+    "Views: images that passed through the network in training, counting both views. Seconds: training alone, beside "
+    "other runs on the same device.",
+    "Made by fastbus bench paper and fastbus bench report; every run is a line of paper.jsonl.",
+)
+
+
+def facts_of(row: Row) -> str:
+    """What the first draw of a cell came out as."""
+    if row.ours is None:
+        return ""
+    facts = row.ours.runs[0].get("facts", {})
+    return f"{row.cell.data} {row.cell.name}, first draw: " + ", ".join(
+        f"{name} {_short(x)}" for name, x in facts.items()
+    )
+
+
+def scorer_of(row: Row) -> str:
+    """How good the scorer behind a cell's confidences is."""
+    found = None if row.ours is None else row.ours.runs[0].get("scorer")
+    if not found:
+        return ""
+    told = ", ".join(f"{name} {_short(x)}" for name, x in found.items() if name != "fingerprint")
+    return f"{row.cell.data} {row.cell.name}, scorer: {told}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return " to ".join(map(str, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

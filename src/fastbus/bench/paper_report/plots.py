@@ -1,0 +1,81 @@
+"""Pictures of the report: ours, the paper and the ceiling cell by cell, and learning curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastbus.bench.paper_report.summary import Group, Row
+from fastbus.report.style import MAIN, QUIET, SECOND, SERIES, THIRD, WIDTH, inline_svg, plotting
+
+
+def overview(rows: Sequence[Row]) -> str:
+    """One line a cell: the paper's figure, ours with every seed, the ceiling; cells without runs say so."""
+    with plotting() as Figure:  # noqa: N806
+        figure = Figure(figsize=(2 * WIDTH, 0.5 + 0.27 * len(rows)))
+        axes = figure.add_subplot()
+        for place, row in enumerate(rows):
+            paper = row.cell.paper.get("FastBUS")
+            if paper is not None:
+                axes.errorbar(paper[0], place, xerr=paper[1], fmt="s", color=SECOND, ms=4.5, lw=1)
+            if row.ceiling is not None:
+                axes.plot(row.ceiling.mean, place, "|", color=QUIET, ms=11, mew=2)
+            if row.ours is not None:
+                axes.plot(row.ours.scores, [place] * len(row.ours.scores), "o", color=MAIN, ms=3, alpha=0.4)
+                axes.plot(row.ours.mean, place, "D", color=MAIN, ms=5)
+            else:
+                axes.annotate(row.state, (0.99, place), xycoords=("axes fraction", "data"), ha="right", va="center",
+                              fontsize=7.5, color=QUIET)  # fmt: skip
+        for marker, colour, name in (("D", MAIN, "ours"), ("s", SECOND, "paper's FastBUS"), ("|", QUIET, "ceiling")):
+            axes.plot([], [], marker, color=colour, label=name)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3)
+        axes.set_yticks(range(len(rows)), [f"{row.cell.setting}  {row.cell.name}" for row in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_xlabel("percent of the test images")
+        axes.grid(axis="both")
+        return inline_svg(figure, "overview", "Our accuracy beside the paper's and the ceiling, cell by cell")
+
+
+def curves(row: Row, name: str) -> str:
+    """Test accuracy of the averaged weights after each epoch, every seed a line; the paper's figure dashed."""
+    with plotting() as Figure:  # noqa: N806
+        figure = Figure(figsize=(WIDTH, 2.5))
+        axes = figure.add_subplot()
+        for at, group in enumerate(row.groups):
+            colour = MAIN if group.method == "fastbus" else SERIES[(at + 2) % len(SERIES)]
+            _lines(axes, group, colour, group.method)
+        if row.ceiling is not None:
+            _lines(axes, row.ceiling, QUIET, "ceiling")
+        paper = row.cell.paper.get("FastBUS")
+        if paper is not None:
+            axes.axhline(paper[0], color=SECOND, ls="--", lw=1.2, label="paper's FastBUS")
+        axes.set_xlabel("share of the epochs")
+        axes.set_ylabel("percent")
+        axes.legend(loc="lower right")
+        axes.grid()
+        return inline_svg(figure, name, f"Learning curves of {row.cell.title}")
+
+
+def held_out(row: Row, name: str) -> str | None:
+    """Log-likelihood of the weak labels that were kept back, where some were."""
+    groups = [group for group, _ in row.ablations if any("held_out" in point for point in group.runs[0]["curve"])]
+    if not groups:
+        return None
+    with plotting() as Figure:  # noqa: N806
+        figure = Figure(figsize=(WIDTH, 2.5))
+        axes = figure.add_subplot()
+        for at, group in enumerate(groups):
+            _lines(axes, group, (THIRD, *SERIES)[at % len(SERIES)], group.method, "held_out")
+        axes.set_xlabel("share of the epochs")
+        axes.set_ylabel("nats a bag")
+        axes.legend(loc="lower right")
+        axes.grid()
+        return inline_svg(figure, name, f"Held-out weak labels of {row.cell.title}")
+
+
+def _lines(axes: Any, group: Group, colour: str, label: str, field: str = "accuracy") -> None:
+    for at, run in enumerate(group.runs):
+        points = [point for point in run["curve"] if field in point]
+        last = points[-1]["epoch"]
+        x = [point["epoch"] / last for point in points]
+        axes.plot(x, [point[field] for point in points], color=colour, lw=1.2, label=None if at else label)

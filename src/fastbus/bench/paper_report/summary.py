@@ -1,0 +1,176 @@
+"""Runs added up: one group for each cell, method and configuration, and what stands beside it.
+
+The group that counts is the newest one trained by the recipe of the product. All others are ablation lines, named by
+what their configuration changes; they stand below, however good they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastbus.bench.paper.grid import Cell, Figure
+from fastbus.bench.paper.methods import PAPER_NAMES, SUPERVISED
+from fastbus.bench.paper.sets import MISSING_FILES
+from fastbus.bench.results import Record
+
+QUIET = ("supervision", "images", "bags", "num_classes", "steps_per_epoch", "draw")  # follow from the rest
+
+
+class Group(NamedTuple):
+    """All seeds of a cell and a method under one configuration."""
+
+    cell: Cell
+    method: str
+    runs: tuple[Record, ...]  # by seed
+
+    @property
+    def scores(self) -> list[float]:
+        return [run["accuracy"] for run in self.runs]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.scores))
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over seeds (n - 1), None for a single one."""
+        return float(np.std(self.scores, ddof=1)) if len(self.runs) > 1 else None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        config: dict[str, Any] = self.runs[0]["config"]
+        return config
+
+    @property
+    def paper(self) -> Figure:
+        names = {name: key for key, name in PAPER_NAMES.items()}
+        return self.cell.paper.get(names.get(self.method, ""))
+
+    def average(self, field: str) -> float:
+        return float(np.mean([run[field] for run in self.runs]))
+
+
+class Row(NamedTuple):
+    """One cell: what counts for each method, the ceiling, and ablations."""
+
+    cell: Cell
+    groups: tuple[Group, ...]  # fastbus first
+    ceiling: Group | None
+    ablations: tuple[tuple[Group, str], ...]  # with what they change
+
+    @property
+    def ours(self) -> Group | None:
+        return next((group for group in self.groups if group.method == "fastbus"), None)
+
+    @property
+    def state(self) -> str:
+        """Why there is no figure of ours."""
+        if self.ours is not None:
+            return ""
+        return "official files needed" if self.cell.data in MISSING_FILES else "not run"
+
+
+def summarise(cells: Sequence[Cell], records: Sequence[Record]) -> list[Row]:
+    """A row for every cell, run or not."""
+    groups: dict[tuple[Any, ...], dict[int, Record]] = {}
+    for record in records:
+        key = (record["setting"], record["data"], record["cell"], record["method"], record["fingerprint"])
+        seeds = groups.pop(key, {})  # put it last: the newest group is the one with the newest run
+        groups[key] = seeds | {record["seed"]: record}
+    rows = []
+    for cell in cells:
+        own = [
+            Group(cell, key[3], tuple(runs[seed] for seed in sorted(runs)))
+            for key, runs in groups.items()
+            if key[:3] == cell.key
+        ]
+        main: dict[str, Group] = {}
+        for group in own:
+            if not group.runs[0]["variant"] and not group.config["held_out"]:
+                main[group.method] = group
+        methods = sorted(main, key=lambda name: (name != "fastbus", name))
+        rows.append(
+            Row(
+                cell,
+                tuple(main[name] for name in methods if name != SUPERVISED),
+                main.get(SUPERVISED),
+                tuple(
+                    (group, difference(group, main.get(group.method))) for group in own if group not in main.values()
+                ),
+            )
+        )
+    return rows
+
+
+def difference(group: Group, main: Group | None) -> str:
+    """What the configuration changes, entry by entry."""
+    if main is None:
+        return group.runs[0]["variant"] or "another recipe"
+    ours, theirs = group.config, main.config
+    # an entry that an older line does not have was off
+    pairs = {
+        name: (theirs.get(name) or 0, ours.get(name) or 0) for name in sorted({*ours, *theirs}) if name not in QUIET
+    }
+    changed = [f"{name} {before} → {after}" for name, (before, after) in pairs.items() if before != after]
+    return ", ".join(changed) or "the same recipe, other data"
+
+
+def best_rival(cell: Cell) -> tuple[str, float] | None:
+    """The best figure that the paper has for another method."""
+    found = {name: figure[0] for name, figure in cell.paper.items() if figure is not None and name != "FastBUS"}
+    return max(found.items(), key=lambda item: item[1]) if found else None
+
+
+# -- words ----------------------------------------------------------------------------------------
+
+
+def percent(mean: float, spread: float | None) -> str:
+    return f"{mean:.2f}" if spread is None else f"{mean:.2f} ± {spread:.2f}"
+
+
+def figure_text(figure: Figure) -> str:
+    return "–" if figure is None else percent(*figure)
+
+
+HEADINGS = (
+    "images", "cell", "method", "ours", "seeds", "last weights", "paper", "ours − paper", "paper's best rival",
+    "ceiling", "network", "epochs", "views", "seconds",
+)  # fmt: skip
+NUMERIC = (3, 4, 5, 6, 7, 9, 11, 12, 13)
+
+
+def lines_of(row: Row) -> list[tuple[str, ...]]:
+    """The row as text, one line a method; a cell without runs of ours keeps its line."""
+    cell = row.cell
+    rival = best_rival(cell)
+    rival_text = "–" if rival is None else f"{rival[0]} {rival[1]:.2f}"
+    lines = []
+    if row.ours is None:
+        ceiling = "–" if row.ceiling is None else percent(row.ceiling.mean, row.ceiling.spread)
+        figure = figure_text(cell.paper.get("FastBUS"))
+        lines.append(
+            (cell.data, cell.name, "fastbus", row.state, "0", "–", figure, "–", rival_text, ceiling, *["–"] * 4)
+        )
+    for group in row.groups:
+        gap = "–" if group.paper is None else f"{group.mean - group.paper[0]:+.2f}".replace("-", "−")
+        lines.append(
+            (
+                cell.data, cell.name, group.method, percent(group.mean, group.spread), str(len(group.runs)),
+                f"{group.average('accuracy_last'):.2f}", figure_text(group.paper), gap,
+                rival_text if group.method == "fastbus" else "", _ceiling(group, row.ceiling),
+                group.config["backbone"], str(group.config["epochs"]), f"{group.average('views') / 1e6:.2f} M",
+                f"{group.average('seconds'):.0f}",
+            )
+        )  # fmt: skip
+    return lines
+
+
+def _ceiling(group: Group, ceiling: Group | None) -> str:
+    """Marked where network or schedule differ, so that it is none for these runs."""
+    if ceiling is None:
+        return "not run"
+    same = all(group.config[name] == ceiling.config[name] for name in ("backbone", "epochs"))
+    return percent(ceiling.mean, ceiling.spread) + ("" if same else " (another schedule)")

@@ -1,0 +1,23 @@
+"""Both forms of the report, written beside the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastbus.bench.paper.grid import read_grid, select
+from fastbus.bench.paper.show import LOG, read_runs
+from fastbus.bench.paper_report.markdown import as_markdown
+from fastbus.bench.paper_report.page import as_page
+from fastbus.bench.paper_report.summary import summarise
+from fastbus.training.checkpoint import write_atomically
+
+
+def write_paper_report(folder: Path, settings: Sequence[str] | None, data: Sequence[str] | None) -> tuple[Path, Path]:
+    """paper.md and paper.html of paper.jsonl in the folder."""
+    cells = select(read_grid(), settings, data, None)
+    summary = summarise(cells, read_runs(folder / LOG))
+    text, page = folder / "paper.md", folder / "paper.html"
+    write_atomically(as_markdown(summary).encode(), text)
+    write_atomically(as_page(summary).encode(), page)
+    return text, page

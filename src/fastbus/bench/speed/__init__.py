@@ -1,0 +1,1 @@
+"""Speed of the E-step through the public call, beside plain torch, the peers' loops and the device's own ceilings."""

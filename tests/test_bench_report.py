@@ -1,0 +1,128 @@
+"""The report of the paper's experiments: sums that can be checked by hand, missing cells marked, a page that opens."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastbus.bench.paper.grid import read_grid
+from fastbus.bench.paper_report.markdown import as_markdown
+from fastbus.bench.paper_report.summary import best_rival, lines_of, summarise
+from fastbus.cli import main
+from test_report_page import Page, opened
+
+pytest.importorskip("matplotlib")
+CELLS = [cell for cell in read_grid() if cell.setting in ("multi_instance", "similarity_confidence")]
+# no "align": a line of a time when there was none
+CONFIG = {"backbone": "wrn_28_2", "epochs": 10, "held_out": 0.0, "mixup": 0.0, "images": 100}
+SCORER = {"trained on": 15000, "accuracy on the other images": 96.9, "fingerprint": "x"}
+
+
+def record(accuracy: float, seed: int = 0, method: str = "fastbus", **changes: Any) -> dict[str, Any]:
+    """A line of paper.jsonl: bags of CIFAR-10 unless told otherwise."""
+    config = CONFIG | changes.pop("config", {})
+    curve = [{"epoch": epoch, "loss": 1 / epoch, "accuracy": accuracy - 10 / epoch} for epoch in (5, 10)]
+    line = {
+        "setting": "multi_instance", "data": "cifar10", "cell": "N=800,K~N(8,1)", "method": method, "variant": "",
+        "seed": seed, "fingerprint": json.dumps([method, config]), "metric": "balanced accuracy", "accuracy": accuracy,
+        "accuracy_last": accuracy - 1, "curve": curve, "seconds": 100.0, "views": 2_000_000, "config": config,
+        "facts": {"mean size": 8.01, "replaced": False}, "scorer": None, "device": "a device",
+    }  # fmt: skip
+    return line | changes
+
+
+def runs() -> list[dict[str, Any]]:
+    """Three seeds, a ceiling, an ablation, another method, weak labels kept back, and a scored cell."""
+    pairs = {"setting": "similarity_confidence", "cell": "N=10000,prior=0.65", "scorer": SCORER}
+    kept = [{"epoch": epoch, "loss": 1.0, "accuracy": 80.0, "held_out": -1 / epoch} for epoch in (5, 10)]
+    return [
+        record(80.0, 0),
+        record(82.0, 1),
+        record(84.0, 2),
+        record(90.0, method="supervised"),
+        record(79.0, variant="mixup=0.5", config={"mixup": 0.5}),
+        record(66.0, method="glws", config={"epochs": 12}),
+        record(81.0, config={"held_out": 0.1}, curve=kept),
+        record(96.0, **pairs),
+    ]
+
+
+def test_means_deviations_and_what_stands_beside_them() -> None:
+    rows = summarise(CELLS, runs())
+    row = rows[0]
+    assert [group.method for group in row.groups] == ["fastbus", "glws"]
+    assert row.ours is not None and row.ceiling is not None
+    assert row.ours.mean == 82 and row.ours.spread == 2 and row.ours.paper == (71.02, 0.81)
+    fastbus, glws = lines_of(row)
+    assert fastbus[3:10] == ("82.00 ± 2.00", "3", "81.00", "71.02 ± 0.81", "+10.98", "GLWS 68.97", "90.00")
+    assert fastbus[10:] == ("wrn_28_2", "10", "2.00 M", "100")
+    assert glws[6:8] == ("68.97 ± 0.79", "−2.97") and "another schedule" in glws[9]
+    assert [change for _, change in row.ablations] == ["mixup 0 → 0.5", "held_out 0 → 0.1"]
+    assert best_rival(row.cell) == ("GLWS", 68.97)
+
+
+def test_the_newest_recipe_counts_and_older_ones_are_ablations() -> None:
+    old, new = record(85.0, config={"epochs": 99}), record(80.0)
+    (row, *_) = summarise(CELLS, [old, new])
+    assert row.ours is not None and row.ours.mean == 80
+    assert [change for _, change in row.ablations] == ["epochs 10 → 99"]
+    (row, *_) = summarise(CELLS, [record(85.0, config={"epochs": 99}), record(80.0, config={"align": 0.0})])
+    assert [change for _, change in row.ablations] == ["epochs 10 → 99"]
+    (row, *_) = summarise(CELLS, [new, old])
+    assert row.ours is not None and row.ours.mean == 85
+    (row, *_) = summarise(CELLS, [record(50.0, variant="mixup=0.5", config={"mixup": 0.5})])
+    assert row.ours is None and row.state == "not run" and len(row.ablations) == 1
+
+
+def test_a_seed_run_twice_counts_once() -> None:
+    (row, *_) = summarise(CELLS, [record(80.0), record(70.0)])
+    assert row.ours is not None and row.ours.scores == [70.0] and row.ours.spread is None
+
+
+def test_cells_without_runs_are_marked() -> None:
+    text = as_markdown(summarise(CELLS, runs()))
+    assert text.count("official files needed") == sum(cell.data in ("cifar100", "stl10") for cell in CELLS)
+    assert "| cifar10 | N=1200,K~N(5,1) | fastbus | not run | 0 |" in text
+    assert "74.56 ± 0.63" in text and "trained on 15000" in text
+    assert "| cifar10 | N=800,K~N(8,1) | fastbus | mixup 0 → 0.5 | 79.00 | 1 |" in text
+    widths = {line.count("|") for line in text.splitlines() if line.startswith("| ") and "seconds" not in line}
+    assert widths == {15, 7}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("results")
+    (place / "paper.jsonl").write_text("".join(json.dumps(line) + "\n" for line in runs()), encoding="utf-8")
+    assert main(["bench", "report", "--results", str(place)]) == 0
+    return place
+
+
+def test_the_page_is_well_formed_and_self_contained(folder: Path) -> None:
+    text = (folder / "paper.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.problems == []
+    assert not re.search(r"https?://|//cdn|@import|url\((?!#)", text)
+    assert "82.00 ± 2.00" in text and "not run" in text and "official files needed" in text
+    assert page.tags.count("svg") == 4  # overview, two cells' curves, weak labels kept back
+    assert all(page.labels)
+
+
+def test_it_opens_in_a_browser(folder: Path, tmp_path: Path) -> None:
+    printed, asked = opened(folder / "paper.html", tmp_path)
+    assert "CONSOLE" not in printed and [url for url in asked if not url.startswith("data:")] == []
+
+
+def test_a_report_without_any_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "report", "--results", str(tmp_path), "--dataset", "cifar10"]) == 0
+    assert capsys.readouterr().out.split() == [str(tmp_path / "paper.md"), str(tmp_path / "paper.html")]
+    text = (tmp_path / "paper.md").read_text(encoding="utf-8")
+    assert text.count("| not run |") == 20 and "mnist" not in text.partition("## ")[2]
+
+
+def test_damaged_lines_and_wrong_names_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "report", "--results", str(tmp_path), "--dataset", "moons"]) == 2
+    (tmp_path / "paper.jsonl").write_text('{"setting": 3}\n')
+    assert main(["bench", "report", "--results", str(tmp_path)]) == 2
+    assert "line 1" in capsys.readouterr().err
