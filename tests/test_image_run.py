@@ -207,7 +207,7 @@ def test_the_rate_of_wrong_labels_is_found_without_being_told(rate: float) -> No
         images,
         noisy,
         num_classes=10,
-        recipe=QUICK.replace(epochs=60),
+        recipe=QUICK.replace(epochs=20),
         seed=0,
         device="cpu",
         flip=False,

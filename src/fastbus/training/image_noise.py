@@ -7,6 +7,8 @@ foretell its error.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,7 +21,8 @@ from fastbus.training.noise import majority
 from fastbus.training.recipes import Recipe
 
 HELD_OUT = 0.2
-EARLY_SHARE = 10  # of the recipe's epochs, one in so many is enough for confident predictions
+EARLY_SHARE = 10  # of the recipe's epochs, one in so many is enough for confident predictions,
+EARLY_STEPS = 1500  # but not fewer steps than these, unless the recipe itself has fewer
 
 
 def with_known_confusions(
@@ -42,7 +45,8 @@ def with_known_confusions(
     given = torch.nonzero(labels >= 0).flatten()
     order = given[torch.from_numpy(np.random.default_rng([seed, len(given)]).permutation(len(given)))]
     held, kept = order[: int(HELD_OUT * len(order))], order[int(HELD_OUT * len(order)) :]
-    early = recipe.replace(epochs=max(1, recipe.epochs // EARLY_SHARE), teacher=False, mixup=0.0)
+    passes = max(recipe.epochs // EARLY_SHARE, math.ceil(EARLY_STEPS * recipe.rows / len(kept)))
+    early = recipe.replace(epochs=min(recipe.epochs, passes), teacher=False, mixup=0.0)
     run = ImageRun(
         SemiSupervised(),
         images[kept],

@@ -135,7 +135,7 @@ def _posterior(run: ImageRun, device: str, times: int) -> tuple[Timing, str]:
     arrays = (epoch.rows[0], epoch.bags[0], epoch.starts[0], epoch.sizes[0])
     step = Step(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays))
     with torch.no_grad():
-        logits = run.training.forward(run.views.plain(run.training.images[step.rows]))
+        logits = run.training.logits(run.views.plain(run.training.images[step.rows]), average=False)
         if device == "cuda" and posterior.capturable:
             timing = replayed(lambda: posterior(logits, step))
             if isinstance(timing, Timing):
