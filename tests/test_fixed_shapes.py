@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 
 import fastbus
 from fastbus.errors import InputError
-from fastbus.inference.fixed import Instances, Lattice, Pairs, Step
+from fastbus.inference.fixed import Instances, Lattice, OneVsRest, Pairs, Step
 from fastbus.models.build import build_backbone
 from fastbus.training.graphed import GraphedTraining
 from fastbus.training.packing import pack_bags, pack_pools
@@ -87,7 +88,8 @@ def test_instances_equal_infer() -> None:
 )
 @pytest.mark.parametrize("kind", ["label_proportion", "multi_instance"])
 @pytest.mark.parametrize("classes", [3, 10])
-def test_lattices_equal_infer(kind: str, classes: int) -> None:
+@pytest.mark.parametrize("coupling", ["joint", "independent"])
+def test_kernels_of_bags_equal_infer(kind: str, classes: int, coupling: Literal["joint", "independent"]) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sizes = torch.tensor([4, 7, 1, 9, 6])
     bag = torch.arange(5).repeat_interleave(sizes)
@@ -95,8 +97,9 @@ def test_lattices_equal_infer(kind: str, classes: int) -> None:
     counts = torch.zeros(5, classes, dtype=torch.long).index_put_((bag, labels), torch.tensor(1), accumulate=True)
     weak = counts if kind == "label_proportion" else (counts > 0).long()
     logits = logits_of(len(bag), classes) * 3
-    expected = fastbus.infer(kind, logits, weak, bag_sizes=sizes, coupling="joint", budget=10**6).labels
-    posterior = Lattice(weak.to(device), sizes, seen=kind == "multi_instance")
+    expected = fastbus.infer(kind, logits, weak, bag_sizes=sizes, coupling=coupling, budget=10**6).labels
+    way = Lattice if coupling == "joint" else OneVsRest
+    posterior = way(weak.to(device), sizes, seen=kind == "multi_instance")
     step = Step(torch.arange(len(bag)), torch.arange(5), sizes.cumsum(0) - sizes, sizes)
     found = posterior(logits.to(device), Step(*(x.to(device) for x in step))).cpu()
     assert torch.allclose(found, expected, atol=1e-6)

@@ -5,6 +5,8 @@ One rule takes its fast path, several rules become one product chain.
 
 from __future__ import annotations
 
+from os import environ
+
 import torch
 from torch import Tensor
 
@@ -52,9 +54,32 @@ def solve_rules(log_potential: Tensor, lengths: Tensor, rules: tuple[Rule, ...],
 
 def partition_chain(u: Tensor, chain: Chain, fold: str = "chain") -> tuple[Tensor, Tensor]:
     def fast(u: Tensor, chain: Chain) -> tuple[Tensor, Tensor]:
-        return FAST[fold](u, chain.lengths, chain.ending) if fold in FAST else solve_chain(u, chain)
+        if fold in FAST:
+            return FAST[fold](u, chain.lengths, chain.ending)
+        return _by_kernel(u, chain) or solve_chain(u, chain)
 
     return partition(u, chain.lengths, chain, fast, solve_chain)
+
+
+def _by_kernel(u: Tensor, chain: Chain) -> tuple[Tensor, Tensor] | None:
+    """The same by one launch on a GPU, where the chains have few states and hard endings."""
+    if (
+        not u.is_cuda
+        or u.dtype != torch.float64
+        or chain.ending.soft is not None
+        or environ.get("FASTBUS_KERNELS") == "0"
+    ):
+        return None
+    try:
+        u.data_ptr()
+        from fastbus.inference.kernels import gpu_chain
+    except (RuntimeError, ImportError):
+        # inside a function transform tensors have no values to hand to a kernel
+        return None
+    if not gpu_chain.fits(u, chain.table):
+        return None
+    log_posterior, likelihood, status = gpu_chain.solve_chain(u, chain.table, chain.lengths, chain.ending.log_evidence)
+    return None if bool(status.any()) else (log_posterior, likelihood)
 
 
 def beyond_budget(budget: int, place: str) -> CouplingError:

@@ -6,12 +6,15 @@ of bags get anything. They equal `infer` on the same bags (a test says so).
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from fastbus.numerics import log_complement
 from fastbus.supervision.base import Supervision
+
+Coupling = Literal["auto", "independent"]
 
 
 class Step(NamedTuple):
@@ -45,10 +48,32 @@ class Lattice:
         from fastbus.inference.kernels.lattice import solve_lattice
 
         weak = self.weak[step.bags] * (step.sizes > 0)[:, None]
-        posterior, _ = solve_lattice(
+        posterior, *_ = solve_lattice(
             logits, step.starts, step.sizes, weak, seen=self.seen, longest=self.longest, points=self.points
         )
         return posterior
+
+
+class OneVsRest:
+    """The same weak labels read class by class, as if classes did not exclude each other, then renormalised.
+
+    What the paper and its peers compute; not exact, kept to be compared with.
+    """
+
+    capturable = True
+
+    def __init__(self, weak: Tensor, sizes: Tensor, *, seen: bool) -> None:
+        self.weak, self.seen = weak, seen
+        self.longest = int(sizes.max())
+
+    def __call__(self, logits: Tensor, step: Step) -> Tensor:
+        from fastbus.inference.kernels import gpu_counts
+
+        log_prob = torch.log_softmax(logits.double(), 1)
+        log_odds = log_prob - log_complement(log_prob)
+        solve = gpu_counts.solve_any if self.seen else gpu_counts.solve_counts
+        q, *_ = solve(log_odds, step.starts, step.sizes, self.weak[step.bags], longest=self.longest)
+        return (q / q.sum(1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)).float()
 
 
 class Instances:
@@ -139,8 +164,8 @@ class General:
 
     capturable = False
 
-    def __init__(self, supervision: Supervision, weak: Tensor) -> None:
-        self.supervision, self.weak = supervision, weak
+    def __init__(self, supervision: Supervision, weak: Tensor, coupling: Coupling = "auto") -> None:
+        self.supervision, self.weak, self.coupling = supervision, weak, coupling
 
     def __call__(self, logits: Tensor, step: Step) -> Tensor:
         from fastbus.inference.infer import infer
@@ -149,5 +174,5 @@ class General:
         sizes, bags = step.sizes[filled], step.bags[filled]
         rows = int(sizes.sum())
         weak = self.weak[step.rows[:rows]] if self.supervision.level == "instance" else self.weak[bags]
-        found = infer(self.supervision, logits[:rows], weak, bag_sizes=sizes, validate=False)
+        found = infer(self.supervision, logits[:rows], weak, bag_sizes=sizes, coupling=self.coupling, validate=False)
         return torch.cat([found.labels.float(), logits.new_zeros(len(logits) - rows, logits.shape[1])])

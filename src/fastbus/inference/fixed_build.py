@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fastbus.bag_layout import layout_of
-from fastbus.inference.fixed import FixedPosterior, General, Instances, KnownShare, Lattice, Pairs
+from fastbus.inference.fixed import Coupling, FixedPosterior, General, Instances, KnownShare, Lattice, OneVsRest, Pairs
 from fastbus.numerics import message_dtype
 from fastbus.supervision.aggregate import LabelProportion, MultiInstance
 from fastbus.supervision.base import Supervision, takes_position
@@ -19,9 +19,17 @@ LATTICE_POINTS = 1 << 16  # a bag beyond is solved by a fallback of `infer`
 
 
 def fixed_posterior(
-    supervision: Supervision, weak: Tensor, sizes: Tensor, num_classes: int, device: torch.device
+    supervision: Supervision,
+    weak: Tensor,
+    sizes: Tensor,
+    num_classes: int,
+    device: torch.device,
+    coupling: Coupling = "auto",
 ) -> FixedPosterior:
-    """weak: of all bags (B, ...), or of all instances (N, ...) where labels belong to these; sizes (B,)."""
+    """weak: of all bags (B, ...), or of all instances (N, ...) where labels belong to these; sizes (B,).
+
+    coupling: "independent" reads bags class by class instead of exactly.
+    """
     if isinstance(supervision, (PositiveUnlabeled, UnlabeledUnlabeled)):
         return _known_share(supervision, weak, device)
     evidence = read_all(supervision, weak, sizes, num_classes)
@@ -35,9 +43,11 @@ def fixed_posterior(
         from fastbus.inference.kernels.lattice import lattice_points
 
         seen = isinstance(supervision, MultiInstance)
+        if coupling == "independent":
+            return OneVsRest(weak.to(device), sizes, seen=seen)
         if int(lattice_points(weak, seen=seen).max()) <= LATTICE_POINTS:
             return Lattice(weak.to(device), sizes, seen=seen)
-    return General(supervision, weak.to(device))
+    return General(supervision, weak.to(device), coupling if _plain_aggregate(supervision) else "auto")
 
 
 def read_all(supervision: Supervision, weak: Tensor, sizes: Tensor, num_classes: int) -> Evidence:

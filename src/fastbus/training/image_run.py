@@ -164,7 +164,7 @@ def default_objective(run: ImageRun) -> StepObjective:
     if isinstance(run.supervision, SemiSupervised) and run.labelled is not None:
         labelled = torch.from_numpy(run.labelled).to(run.device)
         return AlignedConsistency(run.weak.to(run.device), labelled, run.num_classes, run.recipe)
-    posterior = fixed_posterior(run.supervision, run.weak, run.sizes, run.num_classes, run.device)
+    posterior = fixed_posterior(run.supervision, run.weak, run.sizes, run.num_classes, run.device, run.recipe.coupling)
     return PosteriorRisk(posterior, run.recipe)
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from fastbus.errors import InputError, choice
+from fastbus.inference.fixed import Coupling
 from fastbus.supervision.base import Supervision
 from fastbus.supervision.combine import Combination
 
@@ -29,6 +30,7 @@ class Recipe:
     sharpen: power that targets are raised to in the first quarter of the steps, 1 leaves the posterior as it is;
         labels that name no class, as of similar pairs, have a symmetric start that EM is slow to leave.
     align: decay of the running class shares that predictions are aligned with, 0 for none.
+    coupling: "independent" reads the labels of a bag class by class, as the paper does, instead of exactly.
     slope: of the leaky rectifier of wide residual networks.
     """
 
@@ -48,10 +50,12 @@ class Recipe:
     mixup: float = 0.0
     sharpen: float = 1.0
     align: float = 0.0
+    coupling: Coupling = "auto"
     slope: float = 0.1
 
     def __post_init__(self) -> None:
         choice(self.schedule, ("cosine", "constant"), "schedule", InputError)
+        choice(self.coupling, ("auto", "independent"), "coupling", InputError)
         whole = {"epochs": 1, "rows": 1, "labelled_rows": 0, "warmup": 0}
         for name, low in whole.items():
             value = getattr(self, name)

@@ -19,22 +19,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastbus.inference.kernels.gpu_launch import on
+
 POINTS = 128  # lattice points a program handles at a time
 TILTS = 12
+LONGEST = 1024  # instances of a bag, of few classes
+BUDGET = 4096
+MOST_MESSAGES = 2**29  # 4 GB of scratch
+MOST_CELLS = 2**13  # instances times classes that a program can hold
 
 
 @triton.jit
 def _solve(
-    logits,  # (N, C) float32
+    logits,  # (N, C)
     starts,  # (B,) int64: first instance of each bag
     sizes,  # (B,) int64
-    names,  # (B, P) int64: classes that the bag holds
-    counts,  # (B, P) int64: in descending order, 0 for no class
+    names,  # (B, C) int64: classes, those first that the bag holds
+    counts,  # (B, C) int64: theirs, in descending order
     scratch,  # (B, 2, K + 1, Z) float64: forward and backward messages
     tilted,  # (B, K, P2) float64
     strides,  # (B, 2, P2) int32: strides and radices
-    posterior,  # (N, C) float32, zeros
+    posterior,  # (N, C), zeros
     likelihood,  # (B,) float64
+    status,  # (B,) int32
+    N,
     C,
     P,
     K,
@@ -45,14 +53,29 @@ def _solve(
     SEEN: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    bag = tl.program_id(0)
+    bag = tl.program_id(0).to(tl.int64)
     start = tl.load(starts + bag)
-    size = tl.load(sizes + bag).to(tl.int32)
+    size = tl.load(sizes + bag)
+    strange = (size < 1) | (size > K) | (start < 0) | (start + size > N)
+    size = tl.where(strange, 0, size).to(tl.int32)
     column = tl.arange(0, P2)
     row = tl.arange(0, K2)
-    count = tl.load(counts + bag * P + column, mask=column < P, other=0).to(tl.int32)
-    name = tl.load(names + bag * P + column, mask=column < P, other=0)
+    count = tl.load(counts + bag * C + column, mask=column < P, other=0).to(tl.int32)
+    name = tl.load(names + bag * C + column, mask=column < P, other=0)
     held = count > 0
+    free = (column == 0) & (not SEEN)
+    radix = tl.where(held & ~free, (1 if SEEN else count) + 1, 1)
+    # missing labels, classes beyond what a bag has room for, counts that do not fill it, lattices without room
+    strange = strange | (tl.load(counts + bag * C + C - 1) < 0)
+    strange = strange | ((P < C) & (tl.load(counts + bag * C + P, mask=P < C, other=0) > 0))
+    strange = strange | (tl.exp2(tl.sum(tl.log2(radix.to(tl.float64)), 0)) > Z + 0.5)
+    if SEEN:
+        strange = strange | (tl.max(count, 0) != 1) | (tl.sum(held.to(tl.int32), 0) > size)
+    else:
+        strange = strange | (tl.sum(tl.where(held, count, 0), 0) != size)
+    size = tl.where(strange, 0, size)
+    held = held & (size > 0)
+    radix = tl.where(size > 0, radix, 1)
     real = row < size
 
     # log probabilities of all classes need their sum, of which the bag may hold only a few
@@ -87,8 +110,6 @@ def _solve(
             level += tl.sum(tl.log(norm), 0) - tl.sum(tl.where(held, wanted * tl.log(factor), 0.0), 0)
     tl.store(tilted + (bag * K + row)[:, None] * P2 + column[None, :], p, mask=(row < K)[:, None])
 
-    free = (column == 0) & (not SEEN)
-    radix = tl.where(held & ~free, (1 if SEEN else count) + 1, 1)
     through = tl.cumprod(radix, 0)
     stride = through // radix
     points = tl.max(through, 0)
@@ -122,7 +143,11 @@ def _solve(
         tl.debug_barrier()
         k += 1
     reached = tl.load(ahead + size * Z + points - 1)
-    tl.store(likelihood + bag, tl.log(reached) + level)
+    log_chance = tl.log(tl.where(reached > 0, reached, 1.0)) + level
+    tl.store(likelihood + bag, log_chance)
+    # below that, what underflowed on the way might have mattered
+    strange = strange | ~(reached > 1e-250) | ~(log_chance > float("-inf"))
+    tl.store(status + bag, strange.to(tl.int32))
 
     j = 0
     while j < size:
@@ -145,57 +170,76 @@ def _solve(
             z0 += BLOCK
         belief = belief * weight
         q = belief / tl.sum(belief, 0)
-        tl.store(posterior + (start + k) * C + name, q.to(tl.float32), mask=held)
+        tl.store(posterior + (start + k) * C + name, q.to(posterior.dtype.element_ty), mask=held)
         tl.debug_barrier()
         j += 1
 
 
 def solve_lattice(
-    logits: Tensor, starts: Tensor, sizes: Tensor, counts: Tensor, *, seen: bool, longest: int, points: int
-) -> tuple[Tensor, Tensor]:
-    """Posterior (N, C) float32 and log-likelihood (B,) float64 of bags in flat logits (N, C).
+    logits: Tensor,
+    starts: Tensor,
+    sizes: Tensor,
+    weak: Tensor,
+    *,
+    seen: bool,
+    longest: int,
+    points: int | None = None,
+    budget: int = BUDGET,
+    padded: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Posterior (N, C) of the logits' type, log-likelihood (B,) float64 and status (B,) of bags in flat logits (N, C).
 
-    counts (B, C): exact counts that sum to the sizes, or with `seen` which classes occur, 0/1.
-    longest, points: bounds on the size of a bag and of its lattice; `lattice_points` gives the latter.
+    weak (B, C): exact counts that sum to the sizes, or with `seen` which classes occur, 0/1.
+    longest, points: bounds on the size of a bag and of its lattice; without `points` the largest lattice is looked
+    up, which waits for the device, and counts up to `budget`. padded changes nothing here.
     """
     N, C = logits.shape
     B = len(sizes)
     P = min(C, longest)
-    held, names = torch.sort(counts, dim=1, descending=True, stable=True)
-    held, names = held[:, :P].contiguous(), names[:, :P].contiguous()
-    P2 = max(2, triton.next_power_of_2(P))
+    if points is None:
+        points = int(lattice_points(weak, seen=seen).amax().clamp(max=budget)) if B else 1
+    logits, weak = logits.detach().contiguous(), weak.contiguous()
+    posterior = torch.zeros_like(logits)
+    likelihood = torch.empty(B, dtype=torch.float64, device=logits.device)
+    P2, K2 = max(2, triton.next_power_of_2(P)), triton.next_power_of_2(max(longest, 2))
+    if not B or B * 2 * (longest + 1) * points > MOST_MESSAGES or K2 * P2 > MOST_CELLS:
+        return posterior, likelihood, torch.ones(B, dtype=torch.int32, device=logits.device)
+    held, names = torch.sort(weak, dim=1, descending=True, stable=True)
     scratch = logits.new_empty(B * 2 * (longest + 1) * points, dtype=torch.float64)
     tilted = logits.new_empty(B * longest * P2, dtype=torch.float64)
     strides = torch.empty(B * 2 * P2, dtype=torch.int32, device=logits.device)
-    posterior = torch.zeros(N, C, dtype=torch.float32, device=logits.device)
-    likelihood = torch.empty(B, dtype=torch.float64, device=logits.device)
+    status = torch.empty(B, dtype=torch.int32, device=logits.device)
     launch: Any = _solve[(B,)]
-    launch(
-        logits.float().contiguous(),
-        starts,
-        sizes,
-        names,
-        held,
-        scratch,
-        tilted,
-        strides,
-        posterior,
-        likelihood,
-        C,
-        P,
-        longest,
-        points,
-        P2=P2,
-        K2=triton.next_power_of_2(max(longest, 2)),
-        BLOCK=POINTS,
-        SEEN=seen,
-        STEPS=TILTS,
-    )
-    return posterior, likelihood
+    with on(logits.device):
+        launch(
+            logits,
+            starts,
+            sizes,
+            names,
+            held,
+            scratch,
+            tilted,
+            strides,
+            posterior,
+            likelihood,
+            status,
+            N,
+            C,
+            P,
+            longest,
+            points,
+            P2=P2,
+            K2=K2,
+            BLOCK=POINTS,
+            SEEN=seen,
+            STEPS=TILTS,
+        )
+    return posterior, likelihood, status
 
 
 def lattice_points(counts: Tensor, *, seen: bool) -> Tensor:
     """Size of each bag's lattice, (B,)."""
     if seen:
-        return 2 ** (counts > 0).sum(1)
-    return (counts + 1).prod(1) // (counts.amax(1) + 1)
+        return 2 ** (counts > 0).sum(1).clamp(max=60)
+    axes = (counts.clamp(min=0) + 1).double()
+    return (axes.log().sum(1) - axes.amax(1).log()).exp().clamp(max=2.0**60).round().long()
