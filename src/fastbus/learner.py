@@ -28,12 +28,14 @@ from fastbus.learner_defaults import (
     backbone_options,
     check_device,
     consistency_weight,
+    device_of,
     queue_size,
     train_config,
     wants_views,
 )
 from fastbus.learner_export import export_onnx, export_torch
 from fastbus.learner_files import load_classifier, save_classifier
+from fastbus.learner_images import image_recipe
 from fastbus.learner_inputs import as_rows, learn_scale, training_inputs
 from fastbus.learner_plugs import make_class_loop, make_evolution, to_be_learned
 from fastbus.models.build import build_backbone
@@ -43,8 +45,11 @@ from fastbus.training.bag_set import BagSet
 from fastbus.training.calibrate import fit_temperature
 from fastbus.training.config import TrainConfig
 from fastbus.training.fit import CHECKPOINT, TrainResult, train
+from fastbus.training.image_fit import train_images
+from fastbus.training.image_noise import with_known_confusions
 from fastbus.training.inputs import as_bags, parts_of, read_inputs, read_weights, weak_columns
 from fastbus.training.noise import with_known_noise
+from fastbus.training.recipes import Recipe
 from fastbus.training.views import Views
 from fastbus.training.whole_set import infer_set, split_bags, supervised_by
 
@@ -77,6 +82,9 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         Sets of known prior then go without a queue, in batches of up to 256 rows of each.
     class_loop: what ties the weak labels of a sigmoid head's classes: "labels", fixed factors from how often they go
         together; "learned", factors learned with the network; a ClassLoop or ClassTransition. `class_loop_` holds it.
+    recipe: images are trained by the recipe of their kind of weak label (`fastbus.training.recipes`), as CUDA graphs
+        on a GPU: True on any device, None on a GPU where nothing asked for stands against it, False never; a mapping
+        changes its entries, e.g. {"epochs": 50}.
     train_options: a mapping with further fields of TrainConfig: optimizer, schedule, warmup, teacher, precision, ...
     standardize: subtract the (weighted) mean of each feature and divide by its deviation; of images (N, C, H, W),
         of each channel.
@@ -109,6 +117,7 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         rank: int | None = None,
         evolution: str | None = None,
         class_loop: Any = None,
+        recipe: bool | dict[str, Any] | None = None,
         train_options: dict[str, Any] | None = None,
         standardize: bool = True,
         on_impossible: str = "error",
@@ -140,6 +149,7 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         self.rank = rank
         self.evolution = evolution
         self.class_loop = class_loop
+        self.recipe = recipe
         self.train_options = train_options
         self.standardize = standardize
         self.on_impossible = on_impossible
@@ -184,7 +194,9 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         seed = self._seed()
         config = train_config(self.get_params(deep=False), whole, seed, two, consistency)
         self.supervision_ = supervision
-        self.supervision_ = with_known_noise(whole, len(self.classes_), seed, self._out_of_fold(config, views))
+        recipe = image_recipe(self.get_params(deep=False), whole, self.n_outputs_)
+        self.recipe_ = None if recipe is None else recipe.as_dict()
+        self.supervision_ = self._with_known_noise(whole, recipe, config, views, seed)
         whole = supervised_by(whole, self.supervision_)
         training, held_out = split_bags(whole, config.held_out, seed)
         largest = int(whole.sizes.max())
@@ -193,12 +205,15 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         with torch.no_grad():
             zeros = torch.zeros(len(rows), self.n_outputs_)
             infer_set(whole, zeros, grouped.ids, **self._inference(), rank=self.rank)
-        network = self._network(len(training.instances), seed)
-        loss = self._plugged_loss(whole, network, config)
-        self.network_, self.history_, self.n_iter_ = self._train(
-            network, loss, training, config, held_out, views, self.folder
-        )[:3]
-        self.evolution_ = loss.evolution if loss.evolution is None else loss.evolution.cpu().eval()
+        if recipe is not None:
+            assert views is not None, "a recipe asks for views"
+            result, self.evolution_ = self._train_by(recipe, training, views, seed), None
+        else:
+            network = self._network(len(training.instances), seed)
+            loss = self._plugged_loss(whole, network, config)
+            result = self._train(network, loss, training, config, held_out, views, self.folder)
+            self.evolution_ = loss.evolution if loss.evolution is None else loss.evolution.cpu().eval()
+        self.network_, self.history_, self.n_iter_ = result[:3]
         if self.class_loop_ is not None:
             self.class_loop_.cpu().requires_grad_(False)
         self.temperature_ = 1.0
@@ -254,10 +269,34 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
             held_out=held_out,
             views=views,
             folder=folder,
-            resume=self.resume and folder is not None and (Path(folder) / CHECKPOINT).is_file(),
+            resume=self._resumes(folder),
             progress=self.verbose > 0,
             trainer_options={"accelerator": ACCELERATORS[self.device]},
         )
+
+    def _with_known_noise(
+        self, data: BagSet, recipe: Recipe | None, config: TrainConfig, views: Views | None, seed: int
+    ) -> Supervision:
+        """The supervision, its confusion matrices estimated where they are not known."""
+        if recipe is None:
+            return with_known_noise(data, len(self.classes_), seed, self._out_of_fold(config, views))
+        return with_known_confusions(
+            data.supervision, data.instances, data.weak, num_classes=self.n_outputs_, recipe=recipe, seed=seed,
+            device=str(device_of(self.device)), views=views,
+        )  # fmt: skip
+
+    def _train_by(self, recipe: Recipe, data: BagSet, views: Views, seed: int) -> TrainResult:
+        if isinstance(self.backbone, nn.Module):
+            network = copy.deepcopy(self.backbone)
+        else:
+            network = recipe.network(self.input_shape_, self.n_outputs_, seed)
+        return train_images(
+            network, data, recipe, views, num_classes=self.n_outputs_, seed=seed, device=str(device_of(self.device)),
+            folder=self.folder, resume=self._resumes(self.folder),
+        )  # fmt: skip
+
+    def _resumes(self, folder: str | None) -> bool:
+        return bool(self.resume and folder is not None and (Path(folder) / CHECKPOINT).is_file())
 
     def _network(self, num_rows: int, seed: int) -> nn.Module:
         if isinstance(self.backbone, nn.Module):

@@ -19,6 +19,7 @@ from fastbus.supervision.incomplete import SemiSupervised
 from fastbus.training.image_run import ImageRun
 from fastbus.training.noise import majority
 from fastbus.training.recipes import Recipe
+from fastbus.training.views import Views
 
 HELD_OUT = 0.2
 EARLY_SHARE = 10  # of the recipe's epochs, one in so many is enough for confident predictions,
@@ -35,6 +36,7 @@ def with_known_confusions(
     seed: int,
     device: str,
     flip: bool = True,
+    views: Views | None = None,
 ) -> Supervision:
     """The supervision with its unknown confusion matrices estimated; itself where they are known."""
     noisy = isinstance(supervision, NoisyLabel) and supervision.transition is None and supervision.rate is None
@@ -57,6 +59,7 @@ def with_known_confusions(
         seed=seed,
         device=device,
         flip=flip,
+        views=views,
     )
     while not run.done:
         run.run_epoch()

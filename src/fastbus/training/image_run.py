@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastbus.errors import InputError
 from fastbus.inference.fixed_build import fixed_posterior
 from fastbus.inference.infer import infer
-from fastbus.models.build import build_backbone
 from fastbus.supervision.base import Supervision
 from fastbus.supervision.incomplete import PositiveUnlabeled, SemiSupervised
 from fastbus.training.graphed import GraphedTraining
@@ -33,6 +32,7 @@ class ImageRun:
     """Trains on images (N, C, H, W) bytes, bag after bag with sizes (B,), from weak labels.
 
     weak: (B, ...), or (N, ...) where labels belong to instances, as in a `BagSet`.
+    views, network: None for those of the recipe; given views may want floats in [0, 1] for images.
     objective: None for posterior-weighted risk; or a function of the run that makes another one.
     """
 
@@ -48,9 +48,11 @@ class ImageRun:
         seed: int = 0,
         device: str = "cpu",
         flip: bool = True,
+        views: Views | None = None,
+        network: nn.Module | None = None,
         objective: Callable[[ImageRun], StepObjective] | None = None,
     ) -> None:
-        if images.dtype != torch.uint8 or images.dim() != 4:
+        if images.dim() != 4 or (images.dtype != torch.uint8 and views is None):
             raise InputError(
                 f"images of shape {tuple(images.shape)} and type {images.dtype}; expected bytes (N, channels, height, "
                 "width). Convert them, e.g. images.to(torch.uint8)."
@@ -63,11 +65,13 @@ class ImageRun:
         self.device = torch.device(device)
         self.weak, self.sizes, self.num_classes = weak, sizes, num_classes
         self.labelled = _labelled(supervision, weak)
-        mean, std = _statistics(images)
         shape = tuple(images.shape[1:])
-        self.views: Views = image_views(shape, flip=flip, mean=mean, std=std)
-        options: dict[str, Any] = {"slope": recipe.slope} if recipe.backbone.startswith("wrn") else {}
-        network = build_backbone(recipe.backbone, shape, num_classes, seed=seed, **options)
+        if views is None:
+            mean, std = _statistics(images)
+            views = image_views(shape, flip=flip, mean=mean, std=std)
+        self.views = views
+        if network is None:
+            network = recipe.network(shape, num_classes, seed)
         self.steps_per_epoch = len(self._pack(0).rows)
         self.objective = (objective or default_objective)(self)
         self.training = GraphedTraining(

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from fastbus.errors import InputError, choice
 from fastbus.inference.fixed import Coupling
+from fastbus.models.backbone import Backbone
+from fastbus.models.build import build_backbone
 from fastbus.supervision.base import Supervision
 from fastbus.supervision.combine import Combination
 
@@ -78,6 +80,11 @@ class Recipe:
         for name in changes:
             choice(name, known, "an entry of the recipe", InputError)
         return replace(self, **changes)
+
+    def network(self, input_shape: tuple[int, ...], num_outputs: int, seed: int) -> Backbone:
+        """The network, its weights drawn from a seed."""
+        options: dict[str, Any] = {"slope": self.slope} if self.backbone.startswith("wrn") else {}
+        return build_backbone(self.backbone, input_shape, num_outputs, seed=seed, **options)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
