@@ -180,6 +180,7 @@ def test_neighbours_of_approximations(coupling: str) -> None:
 def test_memory_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES[name]
     batch = random_batch(case, seed=7, bags=7)
+    monkeypatch.setenv("FASTBUS_KERNELS", "0")  # kernels take no turns
     whole = answer(case, batch)
     monkeypatch.setattr("fastbus.inference.memory.LIMIT", 40)
     assert_same(answer(case, batch), whole)

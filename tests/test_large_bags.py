@@ -117,6 +117,7 @@ def always_quadrature(monkeypatch):
         taken.append(given[0].shape)
         return solve_hard_count(*given)
 
+    monkeypatch.setenv("FASTBUS_KERNELS", "0")
     monkeypatch.setattr(count_routes, "LARGE", 0)
     monkeypatch.setattr(count_routes, "solve_hard_count", noted)
     return taken

@@ -22,10 +22,12 @@ from fastbus.errors import (
 from fastbus.inference.class_coupling import ClassCoupling
 from fastbus.inference.couple import COUPLINGS, Coupled
 from fastbus.inference.evolution import StateEvolution
+from fastbus.inference.express import express
 from fastbus.inference.plugs import Plugs, compact_features, solve_with
 from fastbus.inference.posterior import Posterior
 from fastbus.inference.predictions import as_predictions, log_probabilities
 from fastbus.inference.problem import Problem
+from fastbus.inference.valued import with_values_of
 from fastbus.numerics import NEG_INF, message_dtype
 from fastbus.supervision.base import Supervision, resolve
 from fastbus.supervision.incomplete import SimilarDissimilarUnlabeled
@@ -115,9 +117,20 @@ def infer(
         result stay those of the predictions.
     class_loop: a `ClassLoop` or `ClassTransition` that ties the weak labels of a sigmoid head's classes together.
 
+    Plain counts and multi-instance labels take kernels of their own; FASTBUS_KERNELS=0 in the environment turns
+    them off, and the same numbers come out to rounding.
+
     A sum over differently grouped bags (similar_dissimilar_unlabeled) takes tuples of predictions,
     weak labels and masks, one entry a term, and returns a tuple.
     """
+    quick = None
+    neutral = isinstance(class_loop, ClassCoupling) and head == "sigmoid" and class_loop.is_neutral()
+    if rank is None and evolution is None and features is None and (class_loop is None or neutral):
+        quick = express(
+            supervision, logits, weak, mask, bag_sizes, head, coupling, inputs, on_impossible, budget, validate
+        )  # fmt: skip
+        if quick is not None and class_loop is None:
+            return quick
     rule = resolve(supervision)
     choice(coupling, COUPLINGS, "coupling", InputError)
     choice(on_impossible, ("error", "ignore"), "on_impossible", InputError)
@@ -127,7 +140,8 @@ def infer(
     plugs.check()
     options = (head, coupling, inputs, on_impossible, budget, validate, plugs)
     if not isinstance(rule, SimilarDissimilarUnlabeled):
-        return _reported(_infer_bags(rule, logits, weak, mask, bag_sizes, *options))
+        post = _reported(infer_bags(rule, logits, weak, mask, bag_sizes, *options))
+        return post if quick is None else with_values_of(post, quick)
     if evolution is not None:
         raise InputError(
             f"evolution= with {rule.title}; expected one grouping, since each term needs a module of its own. Call "
@@ -137,7 +151,7 @@ def infer(
     masks = (None,) * count if mask is None else mask
     sizes = (None,) * count if bag_sizes is None else bag_sizes
     batches = zip(*(rule.entries(x) for x in (logits, weak, masks, sizes)), strict=True)
-    posts = [_infer_bags(term, x, w, m, s, *options) for term, (x, w, m, s) in zip(rule.terms, batches, strict=True)]
+    posts = [infer_bags(term, x, w, m, s, *options) for term, (x, w, m, s) in zip(rule.terms, batches, strict=True)]
     for post in posts:
         _reported(post)
     return tuple(posts)
@@ -170,7 +184,7 @@ def _uncompiled(function: Function) -> Function:
 
 
 @_uncompiled
-def _infer_bags(
+def infer_bags(
     rule: Supervision,
     logits: object,
     weak: object,
@@ -287,5 +301,5 @@ def _posterior(problem: Problem, coupled: Coupled, ignored: Tensor, x: Tensor, l
         coupling=coupled.route,
         bag_weight=problem.evidence.bag_weight,
         loop_deltas=coupled.loop_deltas,
-        _problem=problem,
+        _source=problem,
     )

@@ -55,8 +55,13 @@ class Posterior:
     coupling: list[str]
     bag_weight: Tensor | None = None
     loop_deltas: Tensor | None = None
-    _problem: Problem = field(repr=False, kw_only=True)
+    _source: Problem | Callable[[], Problem] = field(repr=False, kw_only=True)  # or how to read it again
     _asked: BagLayout | None = field(default=None, repr=False, kw_only=True)  # if the problem holds more
+
+    @cached_property
+    def _problem(self) -> Problem:
+        """What was solved. The fast paths never state it, so it is read when it is asked for."""
+        return self._source if isinstance(self._source, Problem) else self._source()
 
     @property
     def exact(self) -> bool:

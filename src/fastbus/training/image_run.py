@@ -72,6 +72,7 @@ class ImageRun:
         self.views = views
         if network is None:
             network = recipe.network(shape, num_classes, seed)
+        self.num_features: int | None = getattr(network, "num_features", None)
         self.steps_per_epoch = len(self._pack(0).rows)
         self.objective = (objective or default_objective)(self)
         self.training = GraphedTraining(

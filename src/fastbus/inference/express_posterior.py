@@ -1,0 +1,78 @@
+"""The answer of a kernel: labels and log-likelihood are there, all else is made when it is asked for.
+
+Small batches take a kernel a few microseconds, and a tensor costs one to make, so that those that hardly anybody
+reads would take longer than the inference.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastbus.inference.express_inputs import Rows
+from fastbus.inference.posterior import Posterior
+from fastbus.inference.problem import Problem
+from fastbus.supervision.base import Supervision
+
+MISSING = -1
+
+
+class Given(NamedTuple):
+    """What was solved, in copies of its own: the caller may write into tensors that were passed."""
+
+    rule: Supervision
+    x: Any  # (B, K, C) or (N, C), a tensor or an array
+    weak: Any  # (B, C)
+    rows: Rows
+    head: str
+    budget: int
+
+    def __call__(self) -> Problem:
+        """The problem as the ordinary path states it."""
+        from fastbus.inference.infer import read_problem
+
+        x, weak, rows = torch.as_tensor(self.x), torch.as_tensor(self.weak), self.rows
+        options: dict[str, Any] = {"budget": self.budget, "validate": False}
+        return read_problem(self.rule, x, weak, rows.mask, rows.bag_sizes, self.head, **options)[0]
+
+
+class QuickPosterior(Posterior):
+    """A Posterior of bags that are all solved exactly."""
+
+    @cached_property
+    def exact_bags(self) -> Tensor:
+        return torch.ones_like(self.log_likelihood, dtype=torch.bool)
+
+    @cached_property
+    def converged(self) -> Tensor:
+        return torch.ones_like(self.log_likelihood, dtype=torch.bool)
+
+    @cached_property
+    def ignored(self) -> Tensor:
+        return torch.zeros_like(self.log_likelihood, dtype=torch.bool)
+
+    @cached_property
+    def coupling(self) -> list[str]:
+        given: Any = self._source
+        return ["independent" if given.head == "sigmoid" else "joint"] * len(given.rows.sizes)
+
+    @cached_property
+    def informed(self) -> Tensor:
+        given: Any = self._source
+        weak, rows, shape = torch.as_tensor(given.weak), given.rows, self.labels.shape
+        if given.head == "softmax":  # classes exclude each other, so that one label speaks about all of them
+            weak = weak.amax(1, keepdim=True)
+        if rows.flat:
+            return (weak != MISSING).repeat_interleave(rows.sizes, 0).expand(shape).clone()
+        informed = weak.unsqueeze(1).expand(shape) != MISSING
+        return informed if rows.mask is None else informed & rows.mask[..., None]
+
+
+def quick_posterior(labels: Tensor, log_likelihood: Tensor, given: Given) -> Posterior:
+    """Without the constructor, which would ask for every field."""
+    post = object.__new__(QuickPosterior)
+    post.__dict__.update(labels=labels, log_likelihood=log_likelihood, _source=given)
+    return post
