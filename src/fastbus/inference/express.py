@@ -1,6 +1,6 @@
-"""The express way through `infer`: plain exact counts and multi-instance labels, by kernels that do it all at once.
+"""The express way through `infer`: plain counts, multi-instance labels and pairs, by kernels that do it all at once.
 
-It takes the common case and nothing else: logits in float32 or float64, whole numbers as weak labels, bags that are
+It takes the common case and nothing else: logits in float32 or float64, numbers as weak labels, bags that are
 padded at their end or flat, everything solved exactly. The kernels check as they go, and answer with a status instead
 of an error. Whatever is unusual returns None, and the ordinary path, which it must equal, treats it from the start.
 FASTBUS_KERNELS=0 in the environment turns all such kernels off.
@@ -18,16 +18,25 @@ import torch
 from torch import Tensor
 
 from fastbus.inference.express_gradient import differentiable
-from fastbus.inference.express_inputs import Rows, as_tensor, has_values, plain_rule, rows_of, whole_numbers
+from fastbus.inference.express_inputs import (
+    Rows,
+    as_tensor,
+    has_values,
+    pair_labels,
+    plain_rule,
+    rows_of,
+    whole_numbers,
+)
 from fastbus.inference.express_posterior import Given, quick_posterior
 from fastbus.inference.plugs import Plugs
 from fastbus.inference.posterior import Posterior
 from fastbus.supervision.base import Supervision
 
 COUPLINGS = {"sigmoid": ("auto", "independent", "joint"), "softmax": ("auto", "joint")}
-# (on the CPU, head, fold) to a module and the function in it
+PAIRS = ("sorted", "labelled", "similar", "similarity", "difference")
+# (on the CPU, head, kind of rule) to a module and the function in it
 KERNELS = {
-    (True, "sigmoid", "count"): ("cpu_counts", "solve_arrays"),
+    (True, "sigmoid", "count"): ("cpu_quadrature", "solve_bags"),
     (True, "sigmoid", "any"): ("cpu_any", "solve_arrays"),
     (True, "softmax", "count"): ("cpu_lattice", "solve_arrays"),
     (True, "softmax", "any"): ("cpu_lattice", "solve_arrays"),
@@ -35,7 +44,7 @@ KERNELS = {
     (False, "sigmoid", "any"): ("gpu_counts", "solve_any"),
     (False, "softmax", "count"): ("lattice", "solve_lattice"),
     (False, "softmax", "any"): ("lattice", "solve_lattice"),
-}
+} | {(True, head, kind): ("cpu_pairs", "solve_arrays") for head in COUPLINGS for kind in PAIRS}
 
 
 def express(
@@ -64,20 +73,21 @@ def express(
         or environ.get("FASTBUS_KERNELS") == "0"
     ):
         return None
-    rule = plain_rule(supervision)
-    if rule is None:
+    plain = plain_rule(supervision)
+    if plain is None:
         return None
     x, said = as_tensor(logits), as_tensor(weak)
     if x is None or said is None or not (x.is_cpu or x.is_cuda):
         return None
-    kernel = _kernel(x.is_cpu, head, rule.fold)
+    kernel = _kernel(x.is_cpu, head, plain.kind)
     rows = rows_of(x, mask, bag_sizes)
     if kernel is None or rows is None or rows.longest > kernel.longest:
         return None
     dtype, C = x.dtype, x.shape[-1]
     if (dtype != torch.float32 and dtype != torch.float64) or C == 0 or (C == 1 and head == "softmax"):
         return None
-    said = whole_numbers(said, rows.sizes.shape[0], C, x)
+    B = rows.sizes.shape[0]
+    said = pair_labels(said, B, x, head, plain.kind) if plain.of_pairs else whole_numbers(said, B, C, x)
     given = (x.detach() if x.requires_grad else x).contiguous()
     if said is None or not has_values(given, said):
         return None
@@ -103,10 +113,10 @@ def express(
             Plugs(),
         )
         real = None if rows.mask is None else rows.mask[..., None]
-        ordinary = partial(_ordinary, rule, rest)
+        ordinary = partial(_ordinary, plain.rule, rest)
         labels, likelihood = differentiable(x.double(), labels, likelihood, head, real, rows.spread, ordinary)
         labels, likelihood = labels.to(dtype), likelihood.to(dtype)
-    return quick_posterior(labels, likelihood, Given(rule, *kept, rows, head, budget))
+    return quick_posterior(labels, likelihood, Given(plain.rule, *kept, rows, head, budget))
 
 
 class Kernel(NamedTuple):
@@ -114,20 +124,26 @@ class Kernel(NamedTuple):
 
     function: Callable[..., Any]
     options: dict[str, Any]
+    asks: str  # what else it wants to know of a batch, "budget" or "longest"
     longest: int
 
 
 @cache
-def _kernel(on_cpu: bool, head: str, fold: str) -> Kernel | None:
+def _kernel(on_cpu: bool, head: str, kind: str) -> Kernel | None:
     """None where there is no kernel, or what it needs is not installed."""
-    if (on_cpu, head, fold) not in KERNELS:
+    if (on_cpu, head, kind) not in KERNELS:
         return None
-    name, function = KERNELS[on_cpu, head, fold]
+    name, function = KERNELS[on_cpu, head, kind]
     try:
         module = import_module(f"fastbus.inference.kernels.{name}")
     except ImportError:
         return None
-    return Kernel(getattr(module, function), {"seen": fold == "any"} if head == "softmax" else {}, module.LONGEST)
+    solve = getattr(module, function)
+    if kind in PAIRS:
+        return Kernel(solve, {"kind": kind}, "", module.LONGEST)
+    if head == "softmax":
+        return Kernel(solve, {"seen": kind == "any"}, "budget", module.LONGEST)
+    return Kernel(solve, {}, "longest" if function == "solve_bags" else "", module.LONGEST)
 
 
 # labels, log-likelihood, and copies of the predictions and the weak labels
@@ -139,7 +155,9 @@ def _on_cpu(kernel: Kernel, x: Tensor, weak: Tensor, rows: Rows, budget: int, wi
     array, said = x.numpy(), weak.numpy()
     given = array.astype("float64") if wide else array
     assert rows.arrays is not None
-    options = {**kernel.options, "budget": budget} if kernel.options else kernel.options
+    options = kernel.options
+    if kernel.asks:
+        options = {**options, kernel.asks: budget if kernel.asks == "budget" else rows.longest}
     posterior, likelihood, status = kernel.function(given, *rows.arrays, said, **options)
     if status:
         return None
@@ -157,10 +175,10 @@ def _on_gpu(
     flat = x.reshape(-1, x.shape[-1])
     given = flat.double() if wide else flat
     options = {**kernel.options, "longest": rows.longest, "padded": not rows.flat}
-    if kernel.options:
+    if kernel.asks == "budget":
         options["budget"] = budget
     posterior, likelihood, status = kernel.function(given, rows.starts, rows.sizes, weak, **options)
-    if (validate or kernel.options) and bool(status.any()):
+    if (validate or kernel.asks == "budget") and bool(status.any()):
         return None
     return posterior.view(x.shape), likelihood.to(posterior.dtype), (x.clone(), weak.clone())
 

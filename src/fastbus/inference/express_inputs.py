@@ -17,6 +17,7 @@ from fastbus.bag_layout import read_tensor
 from fastbus.errors import InputError
 from fastbus.supervision.aggregate import LabelProportion, MultiInstance
 from fastbus.supervision.base import REGISTRY, Supervision
+from fastbus.supervision.pairwise import ConfidenceDifference, PairComparison, PairSimilarity, SimilarityConfidence
 
 
 class Rows(NamedTuple):
@@ -39,20 +40,46 @@ class Rows(NamedTuple):
         return per_bag.repeat_interleave(self.sizes) if self.flat else per_bag[:, None]
 
 
-def plain_rule(supervision: object) -> Supervision | None:
-    """The rule, if it is one of the two that have kernels, without options."""
-    rule = supervision
-    if type(rule) is str:
-        kind = REGISTRY.get(rule)
-        return _without_options(kind) if kind is LabelProportion or kind is MultiInstance else None
-    if type(rule) is LabelProportion:
-        return rule if rule.kind == "exact" and rule.unit == "count" and rule.noise is None else None
-    return rule if type(rule) is MultiInstance and rule.noise is None else None
+class PlainRule(NamedTuple):
+    """A rule and what the kernels call it."""
+
+    rule: Supervision
+    kind: str
+
+    @property
+    def of_pairs(self) -> bool:
+        return self.kind not in ("count", "any")
+
+
+def plain_rule(supervision: object) -> PlainRule | None:
+    """The rule, if it is one of those that have kernels, without options that they do not know."""
+    if type(supervision) is str:
+        named = REGISTRY.get(supervision)
+        return _without_options(named) if named in KINDS else None
+    kind = _kind(supervision)
+    return PlainRule(supervision, kind) if kind and isinstance(supervision, Supervision) else None
 
 
 @cache
-def _without_options(kind: type[Supervision]) -> Supervision:
-    return kind()
+def _without_options(named: type[Supervision]) -> PlainRule | None:
+    return plain_rule(named())
+
+
+KINDS = (LabelProportion, MultiInstance, PairComparison, PairSimilarity, SimilarityConfidence, ConfidenceDifference)
+
+
+def _kind(rule: object) -> str:
+    if type(rule) is LabelProportion:
+        return "count" if rule.kind == "exact" and rule.unit == "count" and rule.noise is None else ""
+    if type(rule) is MultiInstance:
+        return "any" if rule.noise is None else ""
+    if type(rule) is PairComparison:
+        return rule.pairs if rule.noise is None else ""
+    if type(rule) is PairSimilarity:
+        return "similar" if rule.noise is None else ""
+    if type(rule) is SimilarityConfidence:
+        return "similarity" if rule.soft == "jeffrey" else ""
+    return "difference" if type(rule) is ConfidenceDifference else ""
 
 
 def as_tensor(value: object) -> Tensor | None:
@@ -84,6 +111,20 @@ def whole_numbers(weak: Tensor, B: int, C: int, x: Tensor) -> Tensor | None:
     if not x.is_cpu:
         return weak.to(x.device, torch.long).contiguous()
     return weak.long().contiguous() if weak.is_cpu else None
+
+
+def pair_labels(weak: Tensor, B: int, x: Tensor, head: str, kind: str) -> Tensor | None:
+    """Weak labels (B,) of pairs as int64 or float64, where heads and types are those that the kind wants."""
+    C = x.shape[-1]
+    if weak.shape != (B,) or weak.is_complex() or not weak.is_cpu or (head == "sigmoid" and C > 1):
+        return None
+    if (C > 2 and kind not in SIMILAR) or (kind in SOFT and not weak.is_floating_point()):
+        return None
+    return weak.detach().to(torch.double if weak.is_floating_point() else torch.long).contiguous()
+
+
+SIMILAR = ("similar", "similarity")  # of any number of classes
+SOFT = ("similarity", "difference")  # confidences
 
 
 def rows_of(x: Tensor, mask: object, bag_sizes: object) -> Rows | None:

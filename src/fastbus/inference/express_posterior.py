@@ -25,7 +25,7 @@ class Given(NamedTuple):
 
     rule: Supervision
     x: Any  # (B, K, C) or (N, C), a tensor or an array
-    weak: Any  # (B, C)
+    weak: Any  # (B, C), of pairs (B,)
     rows: Rows
     head: str
     budget: int
@@ -63,11 +63,13 @@ class QuickPosterior(Posterior):
     def informed(self) -> Tensor:
         given: Any = self._source
         weak, rows, shape = torch.as_tensor(given.weak), given.rows, self.labels.shape
+        told = ~weak.isnan() if weak.is_floating_point() else weak != MISSING
+        told = told.reshape(len(told), -1)
         if given.head == "softmax":  # classes exclude each other, so that one label speaks about all of them
-            weak = weak.amax(1, keepdim=True)
+            told = told.any(1, keepdim=True)
         if rows.flat:
-            return (weak != MISSING).repeat_interleave(rows.sizes, 0).expand(shape).clone()
-        informed = weak.unsqueeze(1).expand(shape) != MISSING
+            return told.repeat_interleave(rows.sizes, 0).expand(shape).clone()
+        informed = told.unsqueeze(1).expand(shape).clone()
         return informed if rows.mask is None else informed & rows.mask[..., None]
 
 

@@ -117,8 +117,8 @@ def infer(
         result stay those of the predictions.
     class_loop: a `ClassLoop` or `ClassTransition` that ties the weak labels of a sigmoid head's classes together.
 
-    Plain counts and multi-instance labels take kernels of their own; FASTBUS_KERNELS=0 in the environment turns
-    them off, and the same numbers come out to rounding.
+    Plain counts, multi-instance labels and pairs take kernels of their own; FASTBUS_KERNELS=0 in the environment
+    turns them off, and the same numbers come out to rounding.
 
     A sum over differently grouped bags (similar_dissimilar_unlabeled) takes tuples of predictions,
     weak labels and masks, one entry a term, and returns a tuple.
