@@ -27,7 +27,7 @@ from fastbus.inference.express_inputs import (
     rows_of,
     whole_numbers,
 )
-from fastbus.inference.express_posterior import Given, quick_posterior
+from fastbus.inference.express_posterior import Given, Kept, quick_posterior, tensor_of
 from fastbus.inference.plugs import Plugs
 from fastbus.inference.posterior import Posterior
 from fastbus.supervision.base import Supervision
@@ -101,7 +101,7 @@ def express(
     labels, likelihood, kept = solved
     if traced:
         rest = (
-            torch.as_tensor(kept[1]),
+            tensor_of(kept[1]),
             rows.mask,
             rows.bag_sizes,
             head,
@@ -146,7 +146,7 @@ def _kernel(on_cpu: bool, head: str, kind: str) -> Kernel | None:
     return Kernel(solve, {}, "longest" if function == "solve_bags" else "", module.LONGEST)
 
 
-# labels, log-likelihood, and copies of the predictions and the weak labels
+# labels, log-likelihood, and the predictions and the weak labels to be kept
 Solved = tuple[Tensor, Tensor, tuple[Any, Any]]
 
 
@@ -175,12 +175,12 @@ def _on_gpu(
     flat = x.reshape(-1, x.shape[-1])
     given = flat.double() if wide else flat
     options = {**kernel.options, "longest": rows.longest, "padded": not rows.flat}
-    if kernel.asks == "budget":
-        options["budget"] = budget
+    options |= {"budget": budget} if kernel.asks == "budget" else {"rounded": True}
     posterior, likelihood, status = kernel.function(given, rows.starts, rows.sizes, weak, **options)
-    if (validate or kernel.asks == "budget") and bool(status.any()):
+    # a copy to the host is the one wait; a sum on the device would be one more launch
+    if (validate or kernel.asks == "budget") and status.cpu().numpy().any():
         return None
-    return posterior.view(x.shape), likelihood.to(posterior.dtype), (x.clone(), weak.clone())
+    return posterior.view(x.shape), likelihood.to(posterior.dtype), (Kept(x), Kept(weak))
 
 
 def _ordinary(rule: Supervision, rest: tuple[Any, ...], x: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fastbus.errors import InputError
 from fastbus.inference.express_inputs import Rows
 from fastbus.inference.posterior import Posterior
 from fastbus.inference.problem import Problem
@@ -20,8 +21,32 @@ from fastbus.supervision.base import Supervision
 MISSING = -1
 
 
+class Kept:
+    """A tensor of the caller on a GPU, where a copy would be one more launch; told whether it is still as it was."""
+
+    def __init__(self, x: Tensor) -> None:
+        try:
+            self.x, self.version = x, x._version
+        except RuntimeError:  # tensors of inference mode do not count their changes
+            self.x, self.version = x.clone(), 0
+
+    def tensor(self) -> Tensor:
+        changed = not self.x.is_inference() and self.x._version != self.version
+        if changed:
+            raise InputError(
+                "predictions or weak labels were written into after infer; expected them as they were, since they lie "
+                "on a GPU and are not copied. Call infer again, or pass copies."
+            )
+        return self.x
+
+
+def tensor_of(value: Any) -> Tensor:
+    """A tensor that was kept, or an array."""
+    return value.tensor() if isinstance(value, Kept) else torch.as_tensor(value)
+
+
 class Given(NamedTuple):
-    """What was solved, in copies of its own: the caller may write into tensors that were passed."""
+    """What was solved, on a CPU in copies of its own: the caller may write into tensors that were passed."""
 
     rule: Supervision
     x: Any  # (B, K, C) or (N, C), a tensor or an array
@@ -34,7 +59,7 @@ class Given(NamedTuple):
         """The problem as the ordinary path states it."""
         from fastbus.inference.infer import read_problem
 
-        x, weak, rows = torch.as_tensor(self.x), torch.as_tensor(self.weak), self.rows
+        x, weak, rows = tensor_of(self.x), tensor_of(self.weak), self.rows
         options: dict[str, Any] = {"budget": self.budget, "validate": False}
         return read_problem(self.rule, x, weak, rows.mask, rows.bag_sizes, self.head, **options)[0]
 
@@ -62,7 +87,7 @@ class QuickPosterior(Posterior):
     @cached_property
     def informed(self) -> Tensor:
         given: Any = self._source
-        weak, rows, shape = torch.as_tensor(given.weak), given.rows, self.labels.shape
+        weak, rows, shape = tensor_of(given.weak), given.rows, self.labels.shape
         told = ~weak.isnan() if weak.is_floating_point() else weak != MISSING
         told = told.reshape(len(told), -1)
         if given.head == "softmax":  # classes exclude each other, so that one label speaks about all of them

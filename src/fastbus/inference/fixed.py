@@ -38,18 +38,26 @@ class Lattice:
     capturable = True
 
     def __init__(self, weak: Tensor, sizes: Tensor, *, seen: bool) -> None:
-        from fastbus.inference.kernels.lattice import lattice_points
+        from fastbus.inference.kernels.lattice import by_count, lattice_points
 
         self.weak, self.seen = weak, seen
+        self.held, self.names = by_count(weak)
         self.longest = int(sizes.max())
         self.points = int(lattice_points(weak, seen=seen).max())
 
     def __call__(self, logits: Tensor, step: Step) -> Tensor:
         from fastbus.inference.kernels.lattice import solve_lattice
 
-        weak = self.weak[step.bags] * (step.sizes > 0)[:, None]
+        order = self.held[step.bags], self.names[step.bags]
         posterior, *_ = solve_lattice(
-            logits, step.starts, step.sizes, weak, seen=self.seen, longest=self.longest, points=self.points
+            logits,
+            step.starts,
+            step.sizes,
+            order[0],
+            seen=self.seen,
+            longest=self.longest,
+            points=self.points,
+            order=order,
         )
         return posterior
 

@@ -123,6 +123,7 @@ def _solve_counts(
     counter,  # (B,) int32, zeros before and after
     likelihood,  # (B + B * blocks,) float64: results, then parts
     status,  # (B + B * blocks,) int32
+    answer,  # (B,) the results once more, in a type of choice
     B,
     N,
     C,
@@ -222,7 +223,7 @@ def _solve_counts(
     strange = (strange & there) | (size < 1) | (size > K2)
     finish(
         bag, block, tl.sum(log_chance, 0), tl.max(strange.to(tl.int32), 0),
-        counter, likelihood, status, B, blocks, BLOCKS2,
+        counter, likelihood, status, answer, B, blocks, BLOCKS2,
     )  # fmt: skip
 
 
@@ -236,6 +237,7 @@ def _solve_any(
     counter,
     likelihood,
     status,
+    answer,
     B,
     N,
     C,
@@ -285,7 +287,7 @@ def _solve_any(
     log_chance = tl.where(there, log_chance, 0.0)
     finish(
         bag, block, tl.sum(log_chance, 0), tl.max(strange.to(tl.int32), 0),
-        counter, likelihood, status, B, blocks, BLOCKS2,
+        counter, likelihood, status, answer, B, blocks, BLOCKS2,
     )  # fmt: skip
 
 
@@ -298,13 +300,15 @@ def solve_counts(
     longest: int,
     padded: bool = False,
     tile: Tile | None = None,
+    rounded: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Posterior (N, C), log-likelihood (B,) float64 and status (B,), for known counts (B, C), -1 where missing.
 
     longest: a bound on the sizes, at most `LONGEST`.
     padded: every bag owns `longest` rows from its start on, and together they are all rows.
+    rounded: log-likelihoods of the logits' type.
     """
-    return _launch(_solve_counts, COUNT_TILES, logits, starts, sizes, weak, longest, padded, tile)
+    return _launch(_solve_counts, COUNT_TILES, logits, starts, sizes, weak, longest, padded, tile, rounded)
 
 
 def solve_any(
@@ -316,9 +320,10 @@ def solve_any(
     longest: int,
     padded: bool = False,
     tile: Tile | None = None,
+    rounded: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same for weak labels (B, C) that say whether there is a positive, 0/1, -1 where missing."""
-    return _launch(_solve_any, ANY_TILES, logits, starts, sizes, weak, longest, padded, tile)
+    return _launch(_solve_any, ANY_TILES, logits, starts, sizes, weak, longest, padded, tile, rounded)
 
 
 def _launch(
@@ -331,6 +336,7 @@ def _launch(
     longest: int,
     padded: bool,
     tile: Tile | None,
+    rounded: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     N, C = logits.shape
     B = sizes.shape[0]
@@ -343,8 +349,9 @@ def _launch(
     posterior = torch.empty_like(logits) if padded else torch.zeros_like(logits)
     likelihood = torch.empty(B * (blocks + 1), dtype=torch.float64, device=logits.device)
     status = torch.empty(B * (blocks + 1), dtype=torch.int32, device=logits.device)
+    answer = torch.empty(B, dtype=logits.dtype if rounded else torch.float64, device=logits.device)
     if not B or longest > LONGEST:
-        return posterior, likelihood[:B], torch.ones_like(status[:B])
+        return posterior, answer, torch.ones_like(status[:B])
     with on(logits.device):
         kernel[(B * blocks,)](
             logits,
@@ -355,6 +362,7 @@ def _launch(
             counters(B, logits.device),
             likelihood,
             status,
+            answer,
             B,
             N,
             C,
@@ -367,4 +375,4 @@ def _launch(
             APPROX=APPROXIMATE,
             num_warps=tile.warps,
         )
-    return posterior, likelihood[:B], status[:B]
+    return posterior, answer, status[:B]

@@ -57,8 +57,9 @@ def finish(
     log_chance,
     strange,
     counter,  # (B,) int32
-    likelihood,  # (B,) float64, and after them a place for every program
+    likelihood,  # float64: after room for (B,) a place for every program
     status,  # (B,) int32, and the same
+    answer,  # (B,)
     B,
     blocks,
     BLOCKS2: tl.constexpr,
@@ -73,7 +74,7 @@ def finish(
         each = tl.arange(0, BLOCKS2)
         parts = tl.load(likelihood + own + each, mask=each < blocks, other=0.0, cache_modifier=".cg")
         marks = tl.load(status + own + each, mask=each < blocks, other=0, cache_modifier=".cg")
-        tl.store(likelihood + bag, tl.sum(parts, 0))
+        tl.store(answer + bag, tl.sum(parts, 0).to(answer.dtype.element_ty))
         tl.store(status + bag, tl.max(marks, 0))
         tl.store(counter + bag, 0)
 

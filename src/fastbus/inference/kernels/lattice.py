@@ -21,7 +21,9 @@ from torch import Tensor
 
 from fastbus.inference.kernels.gpu_launch import on
 
-POINTS = 128  # lattice points a program handles at a time
+POINTS = 512  # lattice points a program handles at a time
+WARPS = 16  # a bag is one program, so that it takes as many threads as a program may have
+MOST_MARKED = tl.constexpr(32)  # classes whose digits fit into the bits of a number
 TILTS = 12
 LONGEST = 1024  # instances of a bag, of few classes
 BUDGET = 4096
@@ -38,7 +40,7 @@ def _solve(
     counts,  # (B, C) int64: theirs, in descending order
     scratch,  # (B, 2, K + 1, Z) float64: forward and backward messages
     tilted,  # (B, K, P2) float64
-    strides,  # (B, 2, P2) int32: strides and radices
+    marks,  # (B, 2, Z) int32: for each point the classes it may be reached by, and those it may be left by
     posterior,  # (N, C), zeros
     likelihood,  # (B,) float64
     status,  # (B,) int32
@@ -113,8 +115,8 @@ def _solve(
     through = tl.cumprod(radix, 0)
     stride = through // radix
     points = tl.max(through, 0)
-    tl.store(strides + (bag * 2) * P2 + column, stride)
-    tl.store(strides + (bag * 2 + 1) * P2 + column, radix)
+    entered = marks + bag * 2 * Z
+    leaving = entered + Z
 
     ahead = scratch + bag * 2 * (K + 1) * Z
     back = ahead + (K + 1) * Z
@@ -124,6 +126,12 @@ def _solve(
         z = z0 + point
         tl.store(ahead + z, tl.where(z == 0, 1.0, 0.0).to(tl.float64), mask=z < points)
         tl.store(back + size * Z + z, tl.where(z == points - 1, 1.0, 0.0).to(tl.float64), mask=z < points)
+        if P2 <= MOST_MARKED:
+            # divisions are slow, so that every point's digits are taken apart once
+            digit = (z[:, None] // stride[None, :]) % radix[None, :]
+            bit = tl.where(held, 1, 0)[None, :] << column[None, :]
+            tl.store(entered + z, tl.sum(tl.where(digit > 0, bit, 0), 1), mask=z < points)
+            tl.store(leaving + z, tl.sum(tl.where(digit < radix[None, :] - 1, bit, 0), 1), mask=z < points)
         z0 += BLOCK
     tl.debug_barrier()
     k = 0
@@ -132,8 +140,12 @@ def _solve(
         z0 = 0
         while z0 < points:
             z = z0 + point
-            digit = (z[:, None] // stride[None, :]) % radix[None, :]
-            moved = (digit > 0) & held[None, :] & (z < points)[:, None]
+            if P2 <= MOST_MARKED:
+                mark = tl.load(entered + z, mask=z < points, other=0)
+                moved = ((mark[:, None] >> column[None, :]) & 1) > 0
+            else:
+                digit = (z[:, None] // stride[None, :]) % radix[None, :]
+                moved = (digit > 0) & held[None, :] & (z < points)[:, None]
             before = tl.load(ahead + k * Z + z[:, None] - stride[None, :], mask=moved, other=0.0)
             here = tl.load(ahead + k * Z + z, mask=z < points, other=0.0)
             stays = (moved & SEEN) | (free & held)[None, :]
@@ -153,23 +165,30 @@ def _solve(
     while j < size:
         k = size - 1 - j
         weight = tl.load(tilted + (bag * K + k) * P2 + column)
-        belief = tl.zeros((P2,), tl.float64)
+        belief = tl.zeros((BLOCK, P2), tl.float64)
         z0 = 0
         while z0 < points:
             z = z0 + point
-            digit = (z[:, None] // stride[None, :]) % radix[None, :]
             known = (z < points)[:, None] & held[None, :]
-            moves = (digit < radix[None, :] - 1) & known
+            if P2 <= MOST_MARKED:
+                mark = tl.load(entered + z, mask=z < points, other=0)
+                entry = ((mark[:, None] >> column[None, :]) & 1) > 0
+                mark = tl.load(leaving + z, mask=z < points, other=0)
+                moves = ((mark[:, None] >> column[None, :]) & 1) > 0
+            else:
+                digit = (z[:, None] // stride[None, :]) % radix[None, :]
+                entry = (digit > 0) & known
+                moves = (digit < radix[None, :] - 1) & known
             after = tl.load(back + (k + 1) * Z + z[:, None] + stride[None, :], mask=moves, other=0.0)
             here = tl.load(back + (k + 1) * Z + z, mask=z < points, other=0.0)
-            stays = known & (((digit > 0) & SEEN) | free[None, :])
+            stays = (entry & SEEN) | (known & free[None, :])
             after += tl.where(stays, here[:, None], 0.0)
             alpha = tl.load(ahead + k * Z + z, mask=z < points, other=0.0)
-            belief += tl.sum(after * alpha[:, None], 0)
+            belief += after * alpha[:, None]
             tl.store(back + k * Z + z, tl.sum(after * weight[None, :], 1), mask=z < points)
             z0 += BLOCK
-        belief = belief * weight
-        q = belief / tl.sum(belief, 0)
+        shares = tl.sum(belief, 0) * weight
+        q = shares / tl.sum(shares, 0)
         tl.store(posterior + (start + k) * C + name, q.to(posterior.dtype.element_ty), mask=held)
         tl.debug_barrier()
         j += 1
@@ -186,12 +205,14 @@ def solve_lattice(
     points: int | None = None,
     budget: int = BUDGET,
     padded: bool = False,
+    order: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Posterior (N, C) of the logits' type, log-likelihood (B,) float64 and status (B,) of bags in flat logits (N, C).
 
     weak (B, C): exact counts that sum to the sizes, or with `seen` which classes occur, 0/1.
     longest, points: bounds on the size of a bag and of its lattice; without `points` the largest lattice is looked
-    up, which waits for the device, and counts up to `budget`. padded changes nothing here.
+    up, which waits for the device, and counts up to `budget`. padded changes nothing here. order: what `by_count`
+    says about `weak`, where it is known already.
     """
     N, C = logits.shape
     B = len(sizes)
@@ -204,11 +225,12 @@ def solve_lattice(
     P2, K2 = max(2, triton.next_power_of_2(P)), triton.next_power_of_2(max(longest, 2))
     if not B or B * 2 * (longest + 1) * points > MOST_MESSAGES or K2 * P2 > MOST_CELLS:
         return posterior, likelihood, torch.ones(B, dtype=torch.int32, device=logits.device)
-    held, names = torch.sort(weak, dim=1, descending=True, stable=True)
+    held, names = by_count(weak) if order is None else order
     scratch = logits.new_empty(B * 2 * (longest + 1) * points, dtype=torch.float64)
     tilted = logits.new_empty(B * longest * P2, dtype=torch.float64)
-    strides = torch.empty(B * 2 * P2, dtype=torch.int32, device=logits.device)
+    marks = torch.empty(B * 2 * points, dtype=torch.int32, device=logits.device)
     status = torch.empty(B, dtype=torch.int32, device=logits.device)
+    block = min(POINTS, max(32, triton.next_power_of_2(points)))
     launch: Any = _solve[(B,)]
     with on(logits.device):
         launch(
@@ -219,7 +241,7 @@ def solve_lattice(
             held,
             scratch,
             tilted,
-            strides,
+            marks,
             posterior,
             likelihood,
             status,
@@ -230,11 +252,18 @@ def solve_lattice(
             points,
             P2=P2,
             K2=K2,
-            BLOCK=POINTS,
+            BLOCK=block,
             SEEN=seen,
             STEPS=TILTS,
+            num_warps=max(1, WARPS * block // POINTS),
         )
     return posterior, likelihood, status
+
+
+def by_count(weak: Tensor) -> tuple[Tensor, Tensor]:
+    """Counts (B, C) of each bag in descending order, and the classes they belong to."""
+    held, names = torch.sort(weak, dim=1, descending=True, stable=True)
+    return held, names
 
 
 def lattice_points(counts: Tensor, *, seen: bool) -> Tensor:
