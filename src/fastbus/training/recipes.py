@@ -90,7 +90,10 @@ class Recipe:
         return asdict(self)
 
 
-BAGS = Recipe(epochs=200, rows=128)
+# By the likelihood of held-out weak labels on CIFAR-10: bags of 5 with classes seen, 200 epochs, -2.17 at a learning
+# rate of .03 and a weight decay of 5e-4, -1.69 at .1, -1.65 at .1 and 1e-3; -2.24 with mixup at .03, -2.77 with a
+# teacher. Bags of 10 with proportions, 100 epochs, -3.29 at .03, -2.55 at .1.
+BAGS = Recipe(epochs=200, rows=128, learning_rate=0.1, weight_decay=1e-3)
 PAIRS = Recipe(epochs=60, rows=128)
 INSTANCES = Recipe(epochs=100, rows=128, backbone="resnet18", learning_rate=0.05)
 RECIPES: dict[str, Recipe] = {

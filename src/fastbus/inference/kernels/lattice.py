@@ -21,8 +21,8 @@ from torch import Tensor
 
 from fastbus.inference.kernels.gpu_launch import on
 
-POINTS = 512  # lattice points a program handles at a time
-WARPS = 16  # a bag is one program, so that it takes as many threads as a program may have
+TILE = 8192  # lattice points times classes a program handles at a time
+SHARE = 512  # of them for each warp; a bag is one program, so that large lattices take many warps
 MOST_MARKED = tl.constexpr(32)  # classes whose digits fit into the bits of a number
 TILTS = 12
 LONGEST = 1024  # instances of a bag, of few classes
@@ -230,7 +230,7 @@ def solve_lattice(
     tilted = logits.new_empty(B * longest * P2, dtype=torch.float64)
     marks = torch.empty(B * 2 * points, dtype=torch.int32, device=logits.device)
     status = torch.empty(B, dtype=torch.int32, device=logits.device)
-    block = min(POINTS, max(32, triton.next_power_of_2(points)))
+    block = max(32, min(TILE // P2, triton.next_power_of_2(points)))
     launch: Any = _solve[(B,)]
     with on(logits.device):
         launch(
@@ -255,7 +255,7 @@ def solve_lattice(
             BLOCK=block,
             SEEN=seen,
             STEPS=TILTS,
-            num_warps=max(1, WARPS * block // POINTS),
+            num_warps=min(16, max(1, block * P2 // SHARE)),
         )
     return posterior, likelihood, status
 
