@@ -20,10 +20,18 @@ from fastbus.inference.infer import infer
 KERNELS = {
     ("cpu", "counts"): ("cpu_counts", "solve_counts"),
     ("cpu", "any"): ("cpu_any", "solve_any"),
+    ("cpu", "long counts"): ("cpu_quadrature", "solve_counts"),
     ("cpu", "lattice"): ("cpu_lattice", "solve_lattice"),
+    ("cpu", "pairs"): ("cpu_pairs", "solve_pairs"),
     ("cuda", "counts"): ("gpu_counts", "solve_counts"),
     ("cuda", "any"): ("gpu_counts", "solve_any"),
     ("cuda", "lattice"): ("lattice", "solve_lattice"),
+}
+PAIR_KINDS = {
+    "pair_comparison": "sorted",
+    "pair_similarity": "similar",
+    "similarity_confidence": "similarity",
+    "confidence_difference": "difference",
 }
 STAND_IN = "infer(validate=False)"
 
@@ -45,7 +53,9 @@ def inner_call(inputs: Inputs) -> tuple[Call, str]:
     starts = torch.arange(B, device=rows.device) * K
     sizes, weak = inputs.sizes, inputs.weak
     bounds: dict[str, Any] = {"longest": K, "padded": True}  # of which a kernel takes what it needs
-    if cell.head == "softmax":
+    if cell.group == "pairs":
+        bounds["kind"] = PAIR_KINDS[cell.kind]
+    elif cell.head == "softmax":
         seen = cell.kind == "multi_instance"
         bounds |= {"seen": seen, "points": int(lattice_points(weak, seen).max())}
     known = inspect.signature(kernel).parameters
@@ -73,13 +83,28 @@ def posterior_of(answer: Any, inputs: Inputs) -> Tensor:
 
 
 def _kernel(inputs: Inputs) -> tuple[Any, str]:
-    cell = inputs.cell
-    if cell.group == "pairs":
+    place, task = inputs.logits.device.type, _task(inputs)
+    if (place, task) not in KERNELS:
         return None, ""
-    task = "lattice" if cell.head == "softmax" else "counts" if cell.kind == "label_proportion" else "any"
-    module, function = KERNELS[inputs.logits.device.type, task]
+    module, function = KERNELS[place, task]
     try:
         found = importlib.import_module(f"fastbus.inference.kernels.{module}")
     except ImportError:  # numba and Triton are optional
         return None, ""
     return getattr(found, function), f"{module}.{function}"
+
+
+def _task(inputs: Inputs) -> str:
+    cell = inputs.cell
+    if cell.group == "pairs":
+        return "pairs"
+    if cell.head == "softmax":
+        return "lattice"
+    if cell.kind != "label_proportion":
+        return "any"
+    try:
+        from fastbus.inference.kernels.cpu_quadrature import longest_by_recursion
+    except ImportError:
+        return "counts"
+    long = inputs.logits.is_cpu and inputs.logits.shape[1] > longest_by_recursion(inputs.logits.shape[2])
+    return "long counts" if long else "counts"
