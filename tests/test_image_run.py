@@ -218,3 +218,26 @@ def test_the_rate_of_wrong_labels_is_found_without_being_told(rate: float) -> No
     told = fastbus.NoisyLabel(rate=0.1)
     same = with_known_confusions(told, images, noisy, num_classes=10, recipe=QUICK, seed=0, device="cpu")
     assert same is told
+
+
+def test_pairs_in_order_find_their_classes_where_each_view_judges_itself() -> None:
+    images, labels = digits()
+    chosen = np.flatnonzero(labels < 2)
+    train, unseen = chosen[:280], chosen[280:]
+    rng = np.random.default_rng(0)
+    pairs = rng.permutation(train).reshape(-1, 2)
+    ordered = np.where((labels[pairs[:, 0]] < labels[pairs[:, 1]])[:, None], pairs[:, ::-1], pairs)
+    recipe = QUICK.replace(epochs=20, own=True)
+    run = ImageRun(
+        fastbus.PairComparison(),
+        images[ordered.ravel()],
+        torch.full((140,), 2),
+        torch.ones(140, dtype=torch.long),
+        num_classes=2,
+        recipe=recipe,
+        flip=False,
+    )
+    while not run.done:
+        run.run_epoch()
+    accuracy = float((run.predict(images[unseen]).argmax(1).numpy() == labels[unseen]).mean())
+    assert accuracy > 0.85, accuracy

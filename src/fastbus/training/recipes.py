@@ -28,6 +28,8 @@ class Recipe:
     learning_rate, momentum, weight_decay: of SGD with Nesterov's momentum, after `warmup` steps, by `schedule`.
     decay: of the averaged weights, which are evaluated; short runs average over a twentieth of their steps.
     teacher: posteriors are those of the averaged network's predictions, not of the network's own.
+    own: each view has the posterior of its own predictions as targets, not that of the weak one. Pairs in order say
+        nothing about how many are positive, and targets from another view would let the network drift there.
     weak, strong: weights of the two views' losses. mixup: share of strong views mixed with another's, targets too.
     sharpen: power that targets are raised to in the first quarter of the steps, 1 leaves the posterior as it is;
         labels that name no class, as of similar pairs, have a symmetric start that EM is slow to leave.
@@ -47,6 +49,7 @@ class Recipe:
     schedule: Schedule = "cosine"
     decay: float = 0.999
     teacher: bool = False
+    own: bool = False
     weak: float = 1.0
     strong: float = 1.0
     mixup: float = 0.0
@@ -99,7 +102,7 @@ INSTANCES = Recipe(epochs=100, rows=128, backbone="resnet18", learning_rate=0.05
 RECIPES: dict[str, Recipe] = {
     "multi_instance": BAGS,
     "label_proportion": BAGS,
-    "pair_comparison": PAIRS,
+    "pair_comparison": PAIRS.replace(own=True),
     "pair_similarity": PAIRS.replace(sharpen=2.0),
     "similarity_confidence": PAIRS.replace(sharpen=2.0),
     "confidence_difference": PAIRS,

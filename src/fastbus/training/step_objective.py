@@ -66,7 +66,7 @@ class StepObjective:
 
 
 class PosteriorRisk(StepObjective):
-    """Cross-entropy of both views with the posterior of the weak one: an EM step on exact inference."""
+    """Cross-entropy of both views with a posterior, by default that of the weak one: an EM step on exact inference."""
 
     def __init__(self, posterior: FixedPosterior, recipe: Recipe) -> None:
         super().__init__()
@@ -79,14 +79,18 @@ class PosteriorRisk(StepObjective):
         logits = inputs.network(torch.cat([inputs.weak, strong]))
         with torch.no_grad():
             judged = inputs.teacher(inputs.weak) if recipe.teacher else logits[:M].detach()
-            q = self.posterior(judged, inputs.step)
-            if recipe.sharpen != 1:
-                q = sharpened(q, torch.where(inputs.progress < SHARPENED_SHARE, recipe.sharpen, 1.0))
-            q = torch.where(inputs.real[:, None], q, 0.0)
-            q_strong = q if partner is None else share * q + (1 - share) * q[partner]
+            q = self._targets(judged, inputs)
+            q_strong = self._targets(logits[M:].detach(), inputs) if recipe.own else q
+            q_strong = q_strong if partner is None else share * q_strong + (1 - share) * q_strong[partner]
         risk = -recipe.weak * (q * torch.log_softmax(logits[:M], 1)).sum()
         risk = risk - recipe.strong * (q_strong * torch.log_softmax(logits[M:], 1)).sum()
         return risk / (q.sum() * recipe.weak + q_strong.sum() * recipe.strong)
+
+    def _targets(self, logits: Tensor, inputs: StepInputs) -> Tensor:
+        q = self.posterior(logits, inputs.step)
+        if self.recipe.sharpen != 1:
+            q = sharpened(q, torch.where(inputs.progress < SHARPENED_SHARE, self.recipe.sharpen, 1.0))
+        return torch.where(inputs.real[:, None], q, 0.0)
 
 
 class AlignedConsistency(StepObjective):
