@@ -35,7 +35,7 @@ from fastbus.learner_defaults import (
 )
 from fastbus.learner_export import export_onnx, export_torch
 from fastbus.learner_files import load_classifier, save_classifier
-from fastbus.learner_images import image_recipe
+from fastbus.learner_images import OWN_METHOD, image_recipe, method_objective
 from fastbus.learner_inputs import as_rows, learn_scale, training_inputs
 from fastbus.learner_plugs import make_class_loop, make_evolution, to_be_learned
 from fastbus.models.build import build_backbone
@@ -82,6 +82,8 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         Sets of known prior then go without a queue, in batches of up to 256 rows of each.
     class_loop: what ties the weak labels of a sigmoid head's classes: "labels", fixed factors from how often they go
         together; "learned", factors learned with the network; a ClassLoop or ClassTransition. `class_loop_` holds it.
+    method: "fastbus", or a competing method by name (docs/methods.md), trained on the same network and views.
+        method_options: facts it needs, e.g. {"prior": 0.4}.
     recipe: images are trained by the recipe of their kind of weak label (`fastbus.training.recipes`), as CUDA graphs
         on a GPU: True on any device, None on a GPU where nothing asked for stands against it, False never; a mapping
         changes its entries, e.g. {"epochs": 50}.
@@ -117,6 +119,8 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         rank: int | None = None,
         evolution: str | None = None,
         class_loop: Any = None,
+        method: str = "fastbus",
+        method_options: dict[str, Any] | None = None,
         recipe: bool | dict[str, Any] | None = None,
         train_options: dict[str, Any] | None = None,
         standardize: bool = True,
@@ -149,6 +153,8 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         self.rank = rank
         self.evolution = evolution
         self.class_loop = class_loop
+        self.method = method
+        self.method_options = method_options
         self.recipe = recipe
         self.train_options = train_options
         self.standardize = standardize
@@ -189,7 +195,8 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         self.mean_, self.scale_ = scale.mean, scale.scale
         whole = BagSet(supervision, rows, torch.from_numpy(grouped.sizes), given.weak, *weights)
         two, consistency = wants_views(self.views, self.input_shape_), consistency_weight(self.consistency, whole)
-        inputs, views = training_inputs(rows, scale, self.views, two or consistency > 0)
+        rivals = self.method != OWN_METHOD
+        inputs, views = training_inputs(rows, scale, self.views, two or rivals or consistency > 0)
         whole = replace(whole, instances=inputs)
         seed = self._seed()
         config = train_config(self.get_params(deep=False), whole, seed, two, consistency)
@@ -280,19 +287,22 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         """The supervision, its confusion matrices estimated where they are not known."""
         if recipe is None:
             return with_known_noise(data, len(self.classes_), seed, self._out_of_fold(config, views))
+        if self.method != OWN_METHOD:  # what a rival does not know, it learns in its own way
+            return data.supervision
         return with_known_confusions(
             data.supervision, data.instances, data.weak, num_classes=self.n_outputs_, recipe=recipe, seed=seed,
             device=str(device_of(self.device)), views=views,
         )  # fmt: skip
 
     def _train_by(self, recipe: Recipe, data: BagSet, views: Views, seed: int) -> TrainResult:
-        if isinstance(self.backbone, nn.Module):
-            network = copy.deepcopy(self.backbone)
+        if isinstance(self.backbone, nn.Module) or len(self.input_shape_) == 1:
+            network: nn.Module = self._network(len(data.instances), seed)
         else:
             network = recipe.network(self.input_shape_, self.n_outputs_, seed)
         return train_images(
             network, data, recipe, views, num_classes=self.n_outputs_, seed=seed, device=str(device_of(self.device)),
-            folder=self.folder, resume=self._resumes(self.folder),
+            objective=method_objective(self.get_params(deep=False)), folder=self.folder,
+            resume=self._resumes(self.folder),
         )  # fmt: skip
 
     def _resumes(self, folder: str | None) -> bool:

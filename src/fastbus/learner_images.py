@@ -1,7 +1,8 @@
-"""When WeakClassifier trains images by the recipe of their weak labels, and which recipe that is."""
+"""When WeakClassifier trains by the recipe of a kind of weak label, by which recipe, and by which method."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -9,16 +10,36 @@ from torch import Tensor
 from fastbus.errors import InputError
 from fastbus.learner_defaults import device_of
 from fastbus.learner_inputs import is_image
+from fastbus.methods.registry import check_fit, get_method, objective_of
 from fastbus.training.bag_set import BagSet
+from fastbus.training.image_run import ImageRun
 from fastbus.training.recipes import Recipe, recipe_for
+from fastbus.training.step_objective import StepObjective
+
+OWN_METHOD = "fastbus"
 
 
 def image_recipe(parameters: dict[str, Any], data: BagSet, num_outputs: int) -> Recipe | None:
     """The recipe to train by, None for the ordinary way.
 
-    parameters: those of the classifier; recipe=None asks for one on a GPU, True or a mapping of entries anywhere.
+    parameters: those of the classifier; recipe=None asks for one on a GPU, True or a mapping of entries anywhere. A
+        competing method is always trained by a recipe, on tables too.
     """
     asked = parameters["recipe"]
+    method = parameters["method"]
+    if not isinstance(method, str):
+        raise InputError(f"method={method!r}; expected a name. Pass one of those in docs/methods.md, or leave it out.")
+    if method != OWN_METHOD:
+        check_fit(get_method(method), data.supervision, num_outputs)
+        asked = True if asked is None else asked
+        if asked is False:
+            raise InputError(
+                f'method="{method}" with recipe=False; expected a recipe to train it by. Leave recipe=None.'
+            )
+    elif parameters["method_options"] is not None:
+        raise InputError(
+            "method_options without method=; expected the method they are meant for. Name it, or drop them."
+        )
     if asked is not None and not isinstance(asked, (bool, dict)):
         raise InputError(f"recipe={asked!r}; expected True, False or a mapping of entries. Pass e.g. {{'epochs': 50}}.")
     if asked is False or (asked is None and device_of(parameters["device"]).type != "cuda"):
@@ -27,7 +48,10 @@ def image_recipe(parameters: dict[str, Any], data: BagSet, num_outputs: int) -> 
     if obstacle is not None:
         if asked is None:
             return None
-        raise InputError(f"recipe= with {obstacle}; expected plain images under a softmax head. Leave recipe=None.")
+        what, cure = (
+            ("recipe=", "Leave recipe=None.") if method == OWN_METHOD else (f'method="{method}"', "Leave it out.")
+        )
+        raise InputError(f"{what} with {obstacle}; expected plain inputs under a softmax head. {cure}")
     shape = tuple(data.instances.shape[1:])
     recipe = recipe_for(data.supervision, num_images=len(data.instances), num_bags=len(data), image_shape=shape)
     changes = {name: parameters[name] for name in ("epochs", "learning_rate") if parameters[name] is not None}
@@ -36,10 +60,20 @@ def image_recipe(parameters: dict[str, Any], data: BagSet, num_outputs: int) -> 
     return recipe.replace(**changes | (asked if isinstance(asked, dict) else {}))
 
 
+def method_objective(parameters: dict[str, Any]) -> Callable[[ImageRun], StepObjective] | None:
+    """What a competing method minimises; None for posterior-weighted risk."""
+    if parameters["method"] == OWN_METHOD:
+        return None
+    options = parameters["method_options"]
+    if options is not None and not isinstance(options, dict):
+        raise InputError(f"method_options={options!r}; expected a mapping of facts. Pass e.g. {{'prior': 0.4}}.")
+    return objective_of(parameters["method"], **(options or {}))
+
+
 def _obstacle(parameters: dict[str, Any], data: BagSet, num_outputs: int) -> str | None:
     """What a recipe cannot serve."""
     shape = tuple(data.instances.shape[1:])
-    if not is_image(shape):
+    if not is_image(shape) and (parameters["method"] == OWN_METHOD or len(shape) != 1):
         return f"inputs of shape {shape}"
     if parameters["head"] != "softmax" or num_outputs < 2:
         return f'head="{parameters["head"]}"'
@@ -49,7 +83,14 @@ def _obstacle(parameters: dict[str, Any], data: BagSet, num_outputs: int) -> str
         return "weights of bags or samples"
     if parameters["views"] is False:
         return "views=False"
-    off = {"rank": None, "evolution": None, "class_loop": None, "train_options": None, "patience": 0, "likelihood": 0}
+    off: dict[str, Any] = {
+        "rank": None,
+        "evolution": None,
+        "class_loop": None,
+        "train_options": None,
+        "patience": 0,
+        "likelihood": 0,
+    }
     off |= {"batch_bags": None, "consistency": None, "ema": 0, "on_impossible": "error", "queue": None}
     for name, value in off.items():
         if parameters[name] != value:

@@ -58,6 +58,7 @@ WORDS = {
     "device": "cpu, cuda, mps or auto",
     "evolution": "train with learned messages: full, mlp, no_attention, relu or gelu",
     "class_loop": "tie the classes of a sigmoid head: labels or learned",
+    "method": "fastbus (default), or a competing method by name, as docs/methods.md lists them",
     "views": "on, off, or options of the changed copies to train on, e.g. '{flip: false, pad: 2, cutout: 0}'",
 }
 SWITCHES = {"calibrate": "fit a temperature on held-out bags", "raw": "do not standardise the features"}
@@ -85,6 +86,8 @@ def add_options(parser: ArgumentParser) -> None:
         help="optimizer, momentum, schedule, warmup, precision, clip, accumulate, max_instances, teacher, "
         "confidence or alignment; repeatable",
     )
+    facts = "what a competing method must be told, e.g. prior=0.4; repeatable"
+    parser.add_argument("--method-option", metavar="KEY=VALUE", action="append", type=str, help=facts)
     for name, text in SWITCHES.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
 
@@ -166,7 +169,7 @@ def _settings(options: Any) -> dict[str, Any]:
     for name in (*names, *NUMBERS, *WORDS, *SWITCHES, "seed", "threads"):
         value = getattr(options, name)
         kept[name] = None if value is False else value
-    several = {"option": options.option, "train_option": options.train_option}
+    several = {"option": options.option, "train_option": options.train_option, "method_option": options.method_option}
     read = {name: shared.parse_settings(texts, name) for name, texts in several.items()}
     return kept | {name: settings for name, settings in read.items() if settings}
 
@@ -200,6 +203,8 @@ def _classifier(options: Any, supervision: Supervision, data: WeakData) -> WeakC
         chosen["views"] = _views(options.views)
     if options.train_option:
         chosen["train_options"] = _train_options(options)
+    if options.method_option:
+        chosen["method_options"] = shared.parse_settings(options.method_option, "method_option")
     if data.classes is not None:
         chosen.pop("n_classes", None)
         chosen["classes"] = list(data.classes)

@@ -17,7 +17,7 @@ from jsonargparse import ArgumentParser
 
 USER_ERROR = 2
 PATHS = ("instances", "bags", "answers", "images", "out", "bags_out", "run", "predictions")
-SEVERAL = ("option", "train_option")  # flags that are given once for each of their names
+SEVERAL = ("option", "train_option", "method_option")  # flags that are given once for each of their names
 
 
 class Parser(ArgumentParser):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fastbus.training.checkpoint import read_checkpoint, remove_parts, write_ato
 from fastbus.training.fit import CHECKPOINT, METRICS, TrainResult
 from fastbus.training.image_run import ImageRun
 from fastbus.training.recipes import Recipe
+from fastbus.training.step_objective import StepObjective
 from fastbus.training.views import Views
 
 SAVED_EVERY = 20.0  # seconds at least between two checkpoints; an epoch may last less than one
@@ -31,17 +33,21 @@ def train_images(
     num_classes: int,
     seed: int,
     device: str,
+    objective: Callable[[ImageRun], StepObjective] | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
 ) -> TrainResult:
-    """Train `network` by a recipe; the averaged network on the CPU, and what was seen on the way."""
+    """Train `network` by a recipe; the averaged network on the CPU, and what was seen on the way.
+
+    objective: None for posterior-weighted risk, or that of a competing method.
+    """
     place = None if folder is None else Path(folder)
     run = ImageRun(
         data.supervision, data.instances, data.sizes, data.weak, num_classes=num_classes, recipe=recipe, seed=seed,
-        device=device, views=views, network=network,
+        device=device, views=views, network=network, objective=objective,
     )  # fmt: skip
     history: list[dict[str, float]] = []
-    known = {"recipe": run.config(), "seed": seed}
+    known = {"recipe": run.config(), "seed": seed, "objective": type(run.objective).__name__}
     if place is not None:
         remove_parts(place)
         if resume:

@@ -32,7 +32,8 @@ class ImageRun:
     """Trains on images (N, C, H, W) bytes, bag after bag with sizes (B,), from weak labels.
 
     weak: (B, ...), or (N, ...) where labels belong to instances, as in a `BagSet`.
-    views, network: None for those of the recipe; given views may want floats in [0, 1] for images.
+    views, network: None for those of the recipe; given views may want floats in [0, 1] for images, and with views of
+        tables the images may be rows (N, D).
     objective: None for posterior-weighted risk; or a function of the run that makes another one.
     """
 
@@ -52,7 +53,7 @@ class ImageRun:
         network: nn.Module | None = None,
         objective: Callable[[ImageRun], StepObjective] | None = None,
     ) -> None:
-        if images.dim() != 4 or (images.dtype != torch.uint8 and views is None):
+        if (images.dim() != 4 or images.dtype != torch.uint8) and (views is None or images.dim() not in (2, 4)):
             raise InputError(
                 f"images of shape {tuple(images.shape)} and type {images.dtype}; expected bytes (N, channels, height, "
                 "width). Convert them, e.g. images.to(torch.uint8)."

@@ -115,14 +115,20 @@ RECIPES: dict[str, Recipe] = {
     "crowd_label": INSTANCES.replace(teacher=True),
 }
 STEPS = 20_000  # of a fit whose epochs are left open, at most
+TABLE_STEPS, TABLE_ROWS = 1500, 64  # of a fit on rows of a table
 
 
 def recipe_for(
     supervision: Supervision, *, num_images: int, num_bags: int, image_shape: tuple[int, ...] = (3, 32, 32)
 ) -> Recipe:
-    """The recipe of a kind of weak label, its network chosen by the images' shape."""
+    """The recipe of a kind of weak label, its network chosen by the images' shape; rows (D,) of tables get an MLP."""
     main = supervision.parts[0] if isinstance(supervision, Combination) else supervision
     recipe = RECIPES.get(main.name, INSTANCES if main.level == "instance" else BAGS)
+    if len(image_shape) == 1:
+        passes = max(10, TABLE_STEPS * TABLE_ROWS // max(1, num_images))
+        labelled = min(recipe.labelled_rows, TABLE_ROWS // 2)
+        small = {"rows": TABLE_ROWS, "labelled_rows": labelled, "learning_rate": 0.03, "warmup": 20}
+        return recipe.replace(backbone="mlp", epochs=min(200, passes), **small)
     channels, height, width = image_shape
     if height == width and height in (28, 32) and channels == 1:
         recipe = recipe.replace(backbone="lenet5")

@@ -1,7 +1,7 @@
 """Methods of the grid by name: which there are, what the paper calls them, and how each is trained.
 
-"fastbus" minimises posterior-weighted risk, "supervised" is the ceiling: true labels of the same images. A further
-method is an objective of `ImageRun`, entered in OBJECTIVES under the name that PAPER_NAMES has for it.
+"fastbus" minimises posterior-weighted risk, "supervised" is the ceiling: true labels of the same images. All others
+are the competing methods of `fastbus.methods`, told the same facts.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from fastbus.bench.paper.grid import Cell, read_grid
+from fastbus.bench.paper.grid import Cell
 from fastbus.errors import InputError
+from fastbus.methods.registry import get_method, method_names, objective_of
 
 if TYPE_CHECKING:
     from fastbus.training.image_run import ImageRun
@@ -55,27 +56,30 @@ PAPER_NAMES = {
 """The paper's names of methods, and the names under which they are run."""
 
 SUPERVISED = "supervised"
+OWN = ("fastbus", SUPERVISED)
 Objective = Callable[["ImageRun"], "StepObjective"]
-OBJECTIVES: dict[str, Objective | None] = {"fastbus": None, SUPERVISED: None}  # None: posterior-weighted risk
 
 
 def applies(method: str, cell: Cell) -> bool:
-    """Whether the tables of the cell's setting have the method."""
-    if method in ("fastbus", SUPERVISED):
-        return True
-    names = {PAPER_NAMES[name] for other in read_grid() if other.setting == cell.setting for name in other.paper}
-    return method in names
+    """Whether the method serves the cell's setting."""
+    return method in OWN or cell.setting in get_method(method).settings
+
+
+def objective_for(method: str, cell: Cell) -> Objective | None:
+    """What `ImageRun` minimises, None for posterior-weighted risk; methods are told the share of positives of pairs."""
+    if method in OWN:
+        return None
+    return objective_of(method, prior=cell.draw.get("prior"))
 
 
 def choose(names: Sequence[str] | None) -> list[str]:
-    """Methods by name: fastbus if none is given, all that can be run for "all"."""
+    """Methods by name: fastbus if none is given, every one there is for "all"."""
     if names is None:
         return ["fastbus"]
+    known = (*OWN, *method_names())
     if list(names) == ["all"]:
-        return list(OBJECTIVES)
+        return list(known)
     for name in names:
-        if name not in OBJECTIVES:
-            raise InputError(
-                f"--methods {name!r}; expected all, or some of {', '.join(OBJECTIVES)}. Check the spelling."
-            )
+        if name not in known:
+            raise InputError(f"--methods {name!r}; expected all, or some of {', '.join(known)}. Check the spelling.")
     return list(dict.fromkeys(names))

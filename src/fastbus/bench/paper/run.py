@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastbus.bench.paper.draw import Source, Task, draw_task, gold_task, num_classes, true_labels
 from fastbus.bench.paper.held_out import Weak
-from fastbus.bench.paper.methods import OBJECTIVES, SUPERVISED
+from fastbus.bench.paper.methods import SUPERVISED, objective_for
 from fastbus.bench.paper.metrics import score
 from fastbus.bench.paper.noise import known_noise, noise_path
 from fastbus.bench.paper.plan import MIRRORED, Job, Scorer
@@ -98,7 +98,7 @@ def _run(job: Job, place: Place) -> Record | None:
         seed=job.seed,
         device=place.device,
         flip=job.cell.data in MIRRORED,
-        objective=OBJECTIVES[job.method],
+        objective=objective_for(job.method, job.cell),
     )
     watch = _Watch(job, images, task)
     curve: list[Record] = []

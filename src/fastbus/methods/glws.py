@@ -1,0 +1,226 @@
+"""GLWS: an EM step from the weak to the strong view, plus the likelihood of the weak labels under the weak view.
+
+Bags are read class by class. Where all labels of a bag are solved together (pairs), the gradient of the likelihood
+is that of a cross-entropy with the posterior, so that both terms are cross-entropies.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, nll_loss, one_hot, softplus
+
+from fastbus.inference.fixed import FixedPosterior
+from fastbus.methods.bag_rows import Block, back_to_rows, block_of
+from fastbus.methods.counting import binomial_divergence, class_odds, log_count
+from fastbus.methods.general import bag_chains, chain_nll, exact_posterior
+from fastbus.methods.registry import Method, MethodOptions, register
+from fastbus.methods.rows import (
+    candidates_of,
+    classes_of,
+    labelled_part,
+    mean_where,
+    score,
+    soft_cross_entropy,
+    view_logits,
+)
+from fastbus.methods.uum import SeenClosedForm
+from fastbus.training.step_objective import StepInputs, StepObjective
+
+if TYPE_CHECKING:
+    from fastbus.training.image_run import ImageRun
+
+FIRST_RATE = 0.2  # of wrong labels, where a learned confusion starts
+KEPT_CLASSES = 3  # of a pseudo-label
+ALIGN_DECAY = 0.999
+
+
+def count_posterior(logits: Tensor, block: Block, counts: Tensor) -> Tensor:
+    """P(class | count of it), (B, K, G), of each class against the rest: p plus the gradient of log P(count)."""
+    log_yes, log_no = class_odds(logits.detach(), counts.shape[1])
+    with torch.enable_grad():
+        odds = (log_yes - log_no).requires_grad_()
+        total = log_count(logsigmoid(odds), logsigmoid(-odds), block.inside, counts).sum()
+        (change,) = torch.autograd.grad(total, odds)
+    return (log_yes.exp() + change).clamp(min=0.0)
+
+
+class BagEM(StepObjective):
+    """Bags with counts or seen classes."""
+
+    def __init__(self, run: ImageRun) -> None:
+        super().__init__()
+        self.longest = int(run.sizes.max())
+        self.weak, self.seen = bag_chains(run)
+
+    def __call__(self, inputs: StepInputs) -> Tensor:
+        weak, strong = view_logits(inputs)
+        block = block_of(inputs.step, self.longest, len(weak))
+        said = self.weak[inputs.step.bags] * block.held[:, None]
+        padded = weak[block.rows]
+        with torch.no_grad():
+            q = self.posterior(padded, block, said)
+            q = back_to_rows(q, block, len(weak)).float()
+        nll = chain_nll(padded, block.inside, said, seen=self.seen)
+        likelihood = torch.where(block.held[:, None], nll, 0.0).sum() / inputs.real.sum().clamp(min=1)
+        return (mean_where(soft_cross_entropy(strong, q), inputs.real) + likelihood.float()) / 2
+
+    def posterior(self, padded: Tensor, block: Block, said: Tensor) -> Tensor:
+        """(B, K, C), normalised over the classes."""
+        chains = SeenClosedForm.chains(padded, block, said) if self.seen else count_posterior(padded, block, said)
+        if chains.shape[-1] == 1:
+            return torch.cat([1 - chains, chains], -1)
+        return chains / chains.sum(-1, keepdim=True).clamp(min=1e-300)
+
+
+class PairEM(StepObjective):
+    """Pairs, hard or soft, whose four labellings are solved together."""
+
+    def __init__(self, posterior: FixedPosterior) -> None:
+        super().__init__()
+        self.posterior, self.capturable = posterior, posterior.capturable
+
+    def __call__(self, inputs: StepInputs) -> Tensor:
+        weak, strong = view_logits(inputs)
+        with torch.no_grad():
+            q = self.posterior(weak.detach(), inputs.step)
+        return mean_where(soft_cross_entropy(strong, q) + soft_cross_entropy(weak, q), inputs.real) / 2
+
+
+class PartialEM(StepObjective):
+    """Candidate sets: nothing on the others, and both views agree with the prediction among the candidates."""
+
+    def __init__(self, run: ImageRun) -> None:
+        super().__init__()
+        self.candidates = candidates_of(run)
+
+    def __call__(self, inputs: StepInputs) -> Tensor:
+        weak, strong = view_logits(inputs)
+        candidate = self.candidates[inputs.step.rows].float()
+        log_yes, log_no = class_odds(weak, weak.shape[1])
+        outside = -(log_no * (1 - candidate)).sum(1).float()
+        with torch.no_grad():
+            q = log_yes.exp().float() * candidate
+            q = q / q.sum(1, keepdim=True).clamp(min=1e-12)
+        agree = soft_cross_entropy(weak, q) + soft_cross_entropy(strong, q)
+        return (outside + agree / 2).mean()
+
+
+class NoisyEM(StepObjective):
+    """Wrong labels through a confusion matrix, of a known rate or learned; the strong view agrees with the weak."""
+
+    def __init__(self, run: ImageRun, rate: float | None) -> None:
+        super().__init__()
+        C = run.num_classes
+        self.labels = classes_of(run.weak, C, run.supervision.name).clamp(min=0).to(run.device)
+        start = FIRST_RATE if rate is None else rate
+        matrix = torch.full((C, C), start / (C - 1)).fill_diagonal_(1 - start).log().to(run.device)
+        self.log_confusion = matrix.requires_grad_(rate is None)
+        if rate is None:
+            self.learned["log_confusion"] = self.log_confusion
+
+    def __call__(self, inputs: StepInputs) -> Tensor:
+        weak, strong = view_logits(inputs)
+        said = self.labels[inputs.step.rows]
+        log_evidence = torch.log_softmax(self.log_confusion, 1).T[said]  # (M, C): log P(said | class)
+        joint = torch.log_softmax(weak, 1) + log_evidence
+        q = torch.softmax(joint.detach(), 1)
+        likelihood = -torch.logsumexp(joint, 1)
+        consistent = soft_cross_entropy(strong, weak.detach().softmax(1))
+        return (likelihood + soft_cross_entropy(strong, q) + consistent).mean()
+
+
+class SemiEM(StepObjective):
+    """Gold labels, and pseudo-labels of the most probable classes, aligned with the shares of the gold ones."""
+
+    def __init__(self, run: ImageRun) -> None:
+        super().__init__()
+        C = run.num_classes
+        gold = classes_of(run.weak, C, run.supervision.name)
+        shares = torch.bincount(gold[gold >= 0], minlength=C).float()
+        self.known, self.gold = labelled_part(run, "glws"), gold.clamp(min=0).to(run.device)
+        self.target = (shares / shares.sum()).to(run.device)
+        self.mean = torch.full((C,), 1 / C, device=run.device)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"mean": self.mean}
+
+    def __call__(self, inputs: StepInputs) -> Tensor:
+        L = self.known
+        weak, strong = view_logits(inputs)
+        gold = self.gold[inputs.step.rows[:L]]
+        known = nll_loss(torch.log_softmax(weak[:L], 1), gold) + nll_loss(torch.log_softmax(strong[:L], 1), gold)
+        with torch.no_grad():
+            p = weak[L:].softmax(1)
+            self.mean.mul_(ALIGN_DECAY).add_(p.mean(0), alpha=1 - ALIGN_DECAY)
+            p = p * (self.target / self.mean)
+            kept = p.topk(min(KEPT_CLASSES, p.shape[1]), 1).indices
+            p = p * one_hot(kept, p.shape[1]).sum(1)
+            p = p / p.sum(1, keepdim=True)
+        return known / 2 + soft_cross_entropy(strong[L:], p).mean()
+
+
+class PositiveEM(StepObjective):
+    """Known positives; an EM step on unlabelled rows of a known share, and the divergence of their count."""
+
+    def __init__(self, run: ImageRun, prior: float) -> None:
+        super().__init__()
+        self.known, self.prior = labelled_part(run, "glws"), prior
+        self.posterior = exact_posterior(run)
+
+    def __call__(self, inputs: StepInputs) -> Tensor:
+        L = self.known
+        weak, strong = view_logits(inputs)
+        with torch.no_grad():
+            q = self.posterior(weak.detach(), inputs.step)
+        f = score(weak)
+        known = softplus(-f[:L]).mean() + softplus(-score(strong)[:L]).mean()
+        p = torch.sigmoid(f[L:].double())
+        count = binomial_divergence(p, self.prior) / len(p)
+        return known / 2 + soft_cross_entropy(strong[L:], q[L:]).mean() + count.float()
+
+
+def make_glws(run: ImageRun, options: MethodOptions) -> StepObjective:
+    name = run.supervision.name
+    if name in ("multi_instance", "label_proportion"):
+        return BagEM(run)
+    if name == "partial_label":
+        return PartialEM(run)
+    if name == "noisy_label":
+        return NoisyEM(run, options.noise_rate)
+    if name == "semi_supervised":
+        return SemiEM(run)
+    if name == "positive_unlabeled":
+        assert options.prior is not None  # the supervision holds it
+        return PositiveEM(run, options.prior)
+    return PairEM(exact_posterior(run))
+
+
+register(
+    Method(
+        name="glws",
+        title="GLWS",
+        settings=(
+            "multi_instance",
+            "label_proportion",
+            "pair_comparison",
+            "pair_similarity",
+            "similarity_confidence",
+            "confidence_difference",
+            "partial_label",
+            "noisy_label",
+            "semi_supervised",
+            "positive_unlabeled",
+        ),
+        reference="Chen, Wang, Feng et al., A general framework for learning from weak supervision, ICML 2024",
+        differs="Posteriors equal enumeration: the published backward passes of bags use the wrong label column, a "
+        "similarity confidence gives the second instance no evidence, the count's likelihood is divided by P(S <= w), "
+        "negative confidence differences are lost, comparisons are normalised over the pair instead of the classes, "
+        "and only sure negatives of multi-instance bags enter the EM term. "
+        "Two views instead of three; no balance term (their weight 0.1); terms are averaged, not added. On pairs it "
+        "then equals FastBUS's own objective.",
+        make=make_glws,
+    )
+)

@@ -1,0 +1,219 @@
+"""Risks of a binary classifier written with unlabelled data: uPU, nnPU and UU.
+
+f = logit_1 - logit_0; l(f, y) = softplus(-y f) is the logistic loss, sigmoid(-y f) the sigmoid loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from fastbus.errors import InputError, choice
+from fastbus.methods.registry import Method, MethodOptions, register
+from fastbus.methods.rows import blend, classes_of, labelled_part, mean_where, score, view_logits
+from fastbus.supervision.incomplete import UnlabeledUnlabeled
+from fastbus.training.image_run import ImageRun
+from fastbus.training.recipes import Recipe
+from fastbus.training.step_objective import StepInputs, StepObjective
+
+BaseLoss = Callable[[Tensor], Tensor]  # of the margin y f
+BOUND = 10.0  # of the scores of uPU, whose logistic risk has no lower bound of its own
+
+
+def logistic(margin: Tensor) -> Tensor:
+    """log(1 + exp(-margin))."""
+    return softplus(-margin)
+
+
+def sigmoid(margin: Tensor) -> Tensor:
+    """1 / (1 + exp(margin)), symmetric: l(z) + l(-z) = 1."""
+    return torch.sigmoid(-margin)
+
+
+def bounded(scores: Tensor) -> Tensor:
+    """Scores drawn in softly, so that none leaves (-BOUND, BOUND)."""
+    return BOUND * torch.tanh(scores / BOUND)
+
+
+LOSSES: dict[str, BaseLoss] = {"logistic": logistic, "sigmoid": sigmoid}
+
+
+def pu_parts(positive: Tensor, unlabelled: Tensor, prior: float, loss: BaseLoss) -> tuple[Tensor, Tensor]:
+    """What positives and what negatives cost: prior E_P[l(f, 1)] and E_U[l(f, -1)] - prior E_P[l(f, -1)]."""
+    negative = loss(-unlabelled).mean() - prior * loss(-positive).mean()
+    return prior * loss(positive).mean(), negative
+
+
+def upu_risk(positive: Tensor, unlabelled: Tensor, prior: float, loss: BaseLoss = logistic) -> Tensor:
+    """The unbiased risk of scores f of labelled positives (P,) and of unlabelled instances (U,)."""
+    gain, negative = pu_parts(positive, unlabelled, prior, loss)
+    return gain + negative
+
+
+def nnpu_risk(positive: Tensor, unlabelled: Tensor, prior: float, loss: BaseLoss = logistic) -> Tensor:
+    """The same with the negatives' part, which cannot be below 0 in truth, cut at 0."""
+    gain, negative = pu_parts(positive, unlabelled, prior, loss)
+    return gain + negative.clamp(min=0)
+
+
+def nnpu_descent(
+    positive: Tensor, unlabelled: Tensor, prior: float, loss: BaseLoss = logistic, beta: float = 0.0, gamma: float = 1.0
+) -> Tensor:
+    """What a step of nnPU descends: the risk, or -gamma times the negatives' part where that is below -beta."""
+    gain, negative = pu_parts(positive, unlabelled, prior, loss)
+    return torch.where(negative < -beta, -gamma * negative, gain + negative)
+
+
+def uu_weights(high: float, low: float, prior: float) -> tuple[float, float, float, float]:
+    """(a, b, c, d) of sets with shares high > low of positives, for a test share `prior`.
+
+    R = a E_1[l(f, 1)] + b E_1[l(f, -1)] + c E_2[l(f, -1)] + d E_2[l(f, 1)]
+    """
+    apart = high - low
+    return (
+        (1 - low) * prior / apart,
+        -low * (1 - prior) / apart,
+        high * (1 - prior) / apart,
+        -(1 - high) * prior / apart,
+    )
+
+
+def uu_parts(
+    scores: Tensor, first: Tensor, second: Tensor, weights: tuple[float, float, float, float], loss: BaseLoss
+) -> tuple[Tensor, Tensor]:
+    """What positives and what negatives cost; scores (M,), `first` and `second` (M,) say who is in which set."""
+    a, b, c, d = weights
+    plus, minus = loss(scores), loss(-scores)
+    positive = a * mean_where(plus, first) + d * mean_where(plus, second)
+    negative = b * mean_where(minus, first) + c * mean_where(minus, second)
+    return positive, negative
+
+
+def uu_risk(
+    scores: Tensor,
+    first: Tensor,
+    second: Tensor,
+    weights: tuple[float, float, float, float],
+    loss: BaseLoss = logistic,
+    corrected: bool = True,
+) -> Tensor:
+    """The unbiased risk, or with the absolute value of either part, none of which is negative in truth."""
+    positive, negative = uu_parts(scores, first, second, weights, loss)
+    return positive.abs() + negative.abs() if corrected else positive + negative
+
+
+class PositiveUnlabeledRisk(StepObjective):
+    """A risk of the scores of labelled and of unlabelled rows, averaged over both views."""
+
+    def __init__(self, risk: Callable[[Tensor, Tensor], Tensor], labelled: int, recipe: Recipe) -> None:
+        super().__init__()
+        self.risk, self.labelled, self.recipe = risk, labelled, recipe
+
+    def __call__(self, inputs: StepInputs) -> Tensor:
+        L = self.labelled
+        weak, strong = (self.risk(f[:L], f[L:]) for f in map(score, view_logits(inputs)))
+        return blend(self.recipe, weak, strong)
+
+
+class TwoSetsRisk(StepObjective):
+    """The corrected risk of two unlabelled sets."""
+
+    def __init__(
+        self, sets: Tensor, order: tuple[int, int], weights: tuple[float, float, float, float], recipe: Recipe
+    ) -> None:
+        """sets (N,): 0 or 1, -1 for neither; order: which of them has more positives, which less."""
+        super().__init__()
+        self.sets, self.order, self.weights, self.recipe = sets, order, weights, recipe
+
+    def __call__(self, inputs: StepInputs) -> Tensor:
+        sets = self.sets.index_select(0, inputs.step.rows)
+        first, second = (inputs.real & (sets == index) for index in self.order)
+        weak, strong = (uu_risk(score(x), first, second, self.weights) for x in view_logits(inputs))
+        return blend(self.recipe, weak, strong)
+
+
+def _base_loss(options: MethodOptions, default: str) -> BaseLoss:
+    name = options.extra.get("loss", default)
+    choice(name, tuple(LOSSES), "loss", InputError)
+    return LOSSES[name]
+
+
+def _upu(run: ImageRun, options: MethodOptions) -> StepObjective:
+    assert options.prior is not None
+    prior, loss = float(options.prior), _base_loss(options, "logistic")
+    labelled = labelled_part(run, "upu")
+    return PositiveUnlabeledRisk(lambda p, u: upu_risk(bounded(p), bounded(u), prior, loss), labelled, run.recipe)
+
+
+def _nnpu(run: ImageRun, options: MethodOptions) -> StepObjective:
+    assert options.prior is not None
+    prior, loss = float(options.prior), _base_loss(options, "logistic")
+    return PositiveUnlabeledRisk(lambda p, u: nnpu_descent(p, u, prior, loss), labelled_part(run, "nnpu"), run.recipe)
+
+
+def _uu(run: ImageRun, options: MethodOptions) -> StepObjective:
+    assert isinstance(run.supervision, UnlabeledUnlabeled)
+    priors = run.supervision.priors
+    if len(priors) != 2 or priors[0] == priors[1]:
+        raise InputError(
+            f"uu on sets with shares {list(priors)} of positives; expected two sets with different shares. Keep two of "
+            "them, or leave the method out to train with FastBUS, which takes any number."
+        )
+    sets = classes_of(run.weak, 2, "unlabeled_unlabeled").flatten().repeat_interleave(run.sizes)
+    order = (0, 1) if priors[0] > priors[1] else (1, 0)
+    counts = torch.bincount(sets[sets >= 0], minlength=2).double()
+    pooled = float((counts * torch.tensor(priors).double()).sum() / counts.sum().clamp(min=1))
+    prior = float(options.prior) if options.prior is not None else pooled
+    weights = uu_weights(priors[order[0]], priors[order[1]], prior)
+    return TwoSetsRisk(sets.to(run.device), order, weights, run.recipe)
+
+
+INSTEAD = "Or use method='cvir', which estimates it."
+register(
+    Method(
+        name="upu",
+        title="uPU",
+        settings=("positive_unlabeled",),
+        needs=("prior",),
+        binary=True,
+        reference="du Plessis, Niu and Sugiyama, Convex formulation for learning from positive and unlabeled data, "
+        "ICML 2015",
+        differs="Logistic loss on a deep network (loss='sigmoid' for the other), averaged over both views. Scores are "
+        "softly bounded by 10: a flexible network can push this risk below any bound, and did on small digits.",
+        make=_upu,
+        extra=("loss",),
+        instead=INSTEAD,
+    )
+)
+register(
+    Method(
+        name="nnpu",
+        title="nnPU",
+        settings=("positive_unlabeled",),
+        needs=("prior",),
+        binary=True,
+        reference="Kiryo et al., Positive-unlabeled learning with non-negative risk estimator, NeurIPS 2017",
+        differs="Beta 0 and gamma 1 as in the paper, but logistic loss: the paper's sigmoid loss (loss='sigmoid') "
+        "ended with one class on small digits. The negatives' part is judged for each view by itself, and the two are "
+        "averaged.",
+        make=_nnpu,
+        extra=("loss",),
+        instead=INSTEAD,
+    )
+)
+register(
+    Method(
+        name="uu",
+        title="UU",
+        settings=("unlabeled_unlabeled",),
+        binary=True,
+        reference="Lu et al., On the minimal supervision for training any binary classifier from only unlabeled data, "
+        "ICLR 2019, with the correction of Lu et al., AISTATS 2020",
+        differs="Both parts are corrected by their absolute value; the share of positives at test time is that of both "
+        "sets together unless prior= says otherwise; averaged over both views.",
+        make=_uu,
+    )
+)

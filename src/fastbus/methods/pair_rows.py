@@ -1,0 +1,76 @@
+"""What methods for pairs of two classes share: the two scores of each pair, logistic losses, corrected risks.
+
+Shapes: P pairs of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from fastbus.errors import InputError
+from fastbus.inference.fixed import Step
+from fastbus.methods.rows import score
+
+if TYPE_CHECKING:
+    from fastbus.training.image_run import ImageRun
+
+Correction = Literal["none", "relu", "abs"]
+
+
+class PairScores(NamedTuple):
+    """Scores f (P,) of the first and second instance, and which pairs (P,) count, as weights."""
+
+    first: Tensor
+    second: Tensor
+    weight: Tensor
+
+
+def positive_loss(f: Tensor) -> Tensor:
+    """Logistic loss of f if the label is positive."""
+    return softplus(-f)
+
+
+def negative_loss(f: Tensor) -> Tensor:
+    """Logistic loss of f if the label is negative."""
+    return softplus(f)
+
+
+def pair_scores(logits: Tensor, step: Step, counts: Tensor) -> PairScores:
+    """From logits (M, 2); counts (P,): whether a pair's weak label may be used."""
+    f = score(logits)
+    first = step.starts.clamp(max=len(f) - 2)
+    return PairScores(f[first], f[first + 1], ((step.sizes == 2) & counts).to(f.dtype))
+
+
+def pair_mean(values: Tensor, weight: Tensor) -> Tensor:
+    """Mean over the pairs that count."""
+    return (values * weight).sum() / weight.sum().clamp(min=1)
+
+
+def corrected(parts: Sequence[Tensor], correction: Correction) -> Tensor:
+    """Sum of partial risks, each of which is positive in expectation, made so by max(0, .) or |.|."""
+    change = {"none": lambda x: x, "relu": torch.relu, "abs": torch.abs}[correction]
+    return torch.stack([change(part) for part in parts]).sum()
+
+
+def told_pairs(run: ImageRun) -> tuple[Tensor, Tensor]:
+    """Weak labels (P,) as float32 on the run's device, 0 where missing, and which are told."""
+    weak = run.weak.double()
+    hard = not run.weak.is_floating_point()
+    told = weak >= 0 if hard else ~weak.isnan()
+    return torch.where(told, weak, 0.0).float().to(run.device), told.to(run.device)
+
+
+def uneven_prior(prior: float, method: str) -> float:
+    """Refuse a prior of one half, at which similarity says nothing about which class is which."""
+    if abs(2 * prior - 1) < 1e-3:
+        raise InputError(
+            f"{method}: prior={prior:g}; expected a share of positives other than 1/2, its risk divides by "
+            "2 prior - 1. Use gbm or glws, or leave the method out to train with FastBUS."
+        )
+    return prior

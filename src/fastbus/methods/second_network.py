@@ -1,0 +1,74 @@
+"""A second network beside the trainer's: it takes the same kind of steps, inside of an objective.
+
+One trainer then serves methods with two networks: the objective computes the second one's loss and asks it to
+descend, all in operations that a captured step can hold.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+
+from fastbus.training.graphed import AVERAGED_SHARE
+from fastbus.training.recipes import Recipe
+
+
+def learning_rate(recipe: Recipe, progress: Tensor, steps: int) -> Tensor:
+    """The rate of the step at this share of all steps, as the trainer has it."""
+    rate = recipe.learning_rate * torch.ones_like(progress)
+    if recipe.schedule == "cosine":
+        rate = rate * 0.5 * (1 + torch.cos(math.pi * progress.clamp(max=1.0)))
+    return (rate * ((progress * steps + 1) / max(1, recipe.warmup)).clamp(max=1.0)).float()
+
+
+def averaging_share(recipe: Recipe, progress: Tensor, steps: int) -> Tensor:
+    """How much of an average is kept at this step, as the trainer keeps of its averaged network."""
+    limit = min(recipe.decay, 1 - 1 / max(4.0, AVERAGED_SHARE * steps))
+    count = progress * steps
+    return torch.clamp((1 + count) / (10 + count), max=limit).float()
+
+
+class SecondNetwork:
+    """A network, its average and its velocity under Nesterov's momentum."""
+
+    def __init__(self, network: nn.Module, recipe: Recipe, steps: int, device: torch.device) -> None:
+        moved = network.to(device).train()
+        self.network: nn.Module = moved.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.recipe, self.steps, self.device = recipe, steps, device
+        self.average = copy.deepcopy(self.network).eval().requires_grad_(False)
+        self.parameters = [p for p in self.network.parameters() if p.requires_grad]
+        self.velocity = [torch.zeros_like(p) for p in self.parameters]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Logits float32, computed as the trainer computes those of its own network."""
+        gpu = self.device.type == "cuda"
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=gpu, cache_enabled=False):
+            out: Tensor = self.network(images.to(memory_format=torch.channels_last))
+        return out.float()
+
+    def descend(self, loss: Tensor, progress: Tensor) -> None:
+        """One step down the loss."""
+        grads = list(torch.autograd.grad(loss, self.parameters))
+        recipe = self.recipe
+        with torch.no_grad():
+            torch._foreach_add_(grads, self.parameters, alpha=recipe.weight_decay)
+            torch._foreach_mul_(self.velocity, recipe.momentum)
+            torch._foreach_add_(self.velocity, grads)
+            torch._foreach_add_(grads, self.velocity, alpha=recipe.momentum)
+            torch._foreach_mul_(grads, learning_rate(recipe, progress, self.steps))
+            torch._foreach_sub_(self.parameters, grads)
+            keep = averaging_share(recipe, progress, self.steps)
+            averaged = list(self.average.parameters())
+            torch._foreach_mul_(averaged, keep)
+            torch._foreach_add_(averaged, torch._foreach_mul(self.parameters, 1 - keep))
+            for mine, theirs in zip(self.average.buffers(), self.network.buffers(), strict=True):
+                mine.copy_(theirs)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything its next step depends on."""
+        tensors = {f"second.{name}": x for name, x in self.network.state_dict().items()}
+        tensors |= {f"second_average.{name}": x for name, x in self.average.state_dict().items()}
+        return tensors | {f"second_velocity.{index}": x for index, x in enumerate(self.velocity)}

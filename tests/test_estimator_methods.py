@@ -1,0 +1,79 @@
+"""Competing methods by name: in the estimator, on tables and images, and on the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_breast_cancer, load_digits, load_wine
+from sklearn.preprocessing import StandardScaler
+
+from fastbus import PositiveUnlabeled, WeakClassifier
+from fastbus.cli import main
+from fastbus.errors import InputError
+
+X, Y = load_breast_cancer(return_X_y=True)
+X = StandardScaler().fit_transform(X)
+WINE, CULTIVAR = load_wine(return_X_y=True)
+
+
+def positive_unlabeled() -> tuple[np.ndarray, float]:
+    known = (Y == 1) & (np.random.default_rng(0).random(len(Y)) < 0.3)
+    return np.where(known, 1, -1), float(Y[~known].mean())
+
+
+def test_a_table_is_learned_by_a_rival_as_well(tmp_path: Path) -> None:
+    weak, prior = positive_unlabeled()
+    clf = WeakClassifier(PositiveUnlabeled(prior=prior), method="nnpu", epochs=30, random_state=0).fit(X, weak)
+    assert clf.score(X, Y) > 0.85
+    clf.save(tmp_path)
+    again = WeakClassifier.load(tmp_path)
+    assert again.method == "nnpu" and np.array_equal(again.predict_proba(X[:9]), clf.predict_proba(X[:9]))
+
+
+def test_images_are_too() -> None:
+    data = load_digits(n_class=5)
+    images = (data.images[:, None] * 15).astype(np.uint8)
+    rng = np.random.default_rng(0)
+    candidates = rng.random((len(images), 5)) < 0.3
+    candidates[np.arange(len(images)), data.target] = True
+    entries = {"rows": 64, "warmup": 5, "learning_rate": 0.1}
+    clf = WeakClassifier("partial_label", method="proden", recipe=entries, epochs=8, random_state=0)
+    assert clf.fit(images, candidates.astype(int)).score(images, data.target) > 0.85
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"method": "nonsense"}, "expected one of"),
+        ({"method": 3}, "expected a name"),
+        ({"method": "nnpu"}, "nnpu on partial_label"),
+        ({"method": "cc", "recipe": False}, "recipe"),
+        ({"method": "cc", "method_options": {"temperature": 2}}, "temperature"),
+        ({"method": "cc", "method_options": 3}, "mapping"),
+        ({"method": "cc", "evolution": "mlp"}, "evolution"),
+        ({"method_options": {"prior": 0.3}}, "without method="),
+    ],
+)
+def test_what_does_not_fit_is_said(options: dict[str, Any], complaint: str) -> None:
+    candidates = np.eye(3, dtype=int)[CULTIVAR]
+    with pytest.raises(InputError, match=complaint):
+        WeakClassifier("partial_label", epochs=1, **options).fit(WINE, candidates)
+
+
+def test_the_command_line_takes_a_method(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "wine.csv"
+    names = [f"f{i}" for i in range(13)]
+    rng = np.random.default_rng(0)
+    lines = [",".join([*names, "weak"])]
+    for row, label in zip(WINE, CULTIVAR, strict=True):
+        noisy = label if rng.random() > 0.1 else (label + 1) % 3
+        lines.append(",".join([*(f"{value:g}" for value in row), str(noisy)]))
+    table.write_text("\n".join(lines) + "\n")
+    flags = ["fit", str(table), "--supervision", "noisy_label", "--option", "rate=0.1", "--epochs", "10", "--quiet"]
+    assert main([*flags, "--method", "forward", "--out", str(tmp_path / "run")]) == 0
+    assert json.loads((tmp_path / "run" / "model.json").read_text())["options"]["method"] == "forward"
+    capsys.readouterr()
+    assert main([*flags, "--method", "upu", "--out", str(tmp_path / "other")]) == 2
+    assert "upu on noisy_label" in capsys.readouterr().err

@@ -1,0 +1,73 @@
+"""Crowds: votes, Dawid and Skene's EM against enumeration, the crowd layer by hand, and that they learn."""
+
+import numpy as np
+import pytest
+import torch
+
+import fastbus
+from digit_runs import ANNOTATOR_ERRORS, method_digits, method_run, unseen_accuracy
+from fastbus.errors import WeakLabelError
+from fastbus.methods import imperfect_crowd as crowd
+from fastbus.methods import objective_of
+from fastbus.oracle import enumerate_posterior
+from fastbus.training.image_run import ImageRun
+from tensors import close
+from test_image_run import QUICK
+
+
+def test_votes_that_tie_are_shared() -> None:
+    answers = torch.tensor([[0, 0, 2], [1, 2, -1], [-1, -1, -1]])
+    expected = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.5, 0.5], [0.0, 0.0, 0.0]])
+    close(crowd.majority_targets(answers, 3), expected.double())
+
+
+def test_the_posterior_of_em_equals_enumeration_and_the_likelihood_climbs() -> None:
+    _, _, _, answers, _, _ = method_digits("crowd_label")
+    found = crowd.dawid_skene(answers, 10)
+    some = 40
+    logits = found.prior.log().expand(some, 1, 10).numpy()
+    rule = fastbus.CrowdLabel(found.transitions)
+    oracle = enumerate_posterior(rule, logits, answers[:some, None].numpy())
+    close(found.posterior[:some], torch.as_tensor(np.asarray(oracle.labels, dtype=float))[:, 0], 1e-10)
+    path = np.array(found.log_likelihood)
+    assert len(path) > 3 and bool((np.diff(path) > -1e-6 * abs(path[-1])).all())
+
+
+def test_em_knows_good_annotators_and_beats_the_vote() -> None:
+    _, _, _, answers, truth, _ = method_digits("crowd_label")
+    found = crowd.dawid_skene(answers, 10)
+    errors = 1 - found.transitions.diagonal(dim1=1, dim2=2).mean(1)
+    assert np.abs(errors.numpy() - np.array(ANNOTATOR_ERRORS)).max() < 0.1
+    gold = torch.from_numpy(truth[:1400])
+    votes = crowd.majority_targets(answers, 10).gather(1, gold[:, None]).mean()
+    assert float((found.posterior.argmax(1) == gold).double().mean()) > float(votes) + 0.05
+
+
+def test_the_crowd_layer_by_hand() -> None:
+    p = np.array([0.7, 0.3])
+    layer = np.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 2.0], [1.0, 0.0]], [[5.0, 0.0], [0.0, 5.0]]])
+    first, second = np.exp(layer[0] @ p), np.exp(layer[1] @ p)
+    expected = -(np.log(first[0] / first.sum()) + np.log(second[1] / second.sum())) / 2
+    logits = torch.tensor(p[None]).log()
+    loss = crowd.crowd_layer_loss(logits, torch.tensor([[0, 1, -1]]), torch.tensor(layer))
+    assert float(loss) == pytest.approx(expected, abs=1e-10)  # the third did not answer
+
+
+SMOKE = {"majority_vote": (6, 0.1, 0.85), "dawid_skene": (6, 0.1, 0.85), "crowd_layer": (12, 0.2, 0.7)}
+
+
+@pytest.mark.parametrize("method", SMOKE)
+def test_it_learns_unseen_digits(method: str) -> None:
+    epochs, rate, floor = SMOKE[method]
+    run = method_run("crowd_label", method, QUICK.replace(epochs=epochs, learning_rate=rate))
+    assert unseen_accuracy(run, "crowd_label") > floor
+    if method == "crowd_layer":  # better annotators have stronger diagonals
+        strength = run.objective.learned["layer"].detach().diagonal(dim1=1, dim2=2).mean(1)
+        assert float(strength[0]) > float(strength[2:].max())
+
+
+def test_answers_must_have_a_column_an_annotator() -> None:
+    rule, images, sizes, answers, _, _ = method_digits("crowd_label")
+    make = objective_of("crowd_layer")
+    with pytest.raises(WeakLabelError, match="one column an annotator"):
+        ImageRun(rule, images, sizes, answers[:, 0], num_classes=10, recipe=QUICK, objective=make)

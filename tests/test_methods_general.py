@@ -1,0 +1,273 @@
+"""General methods keep their claims: likelihoods and posteriors equal enumeration, centroids are unbiased."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+import fastbus
+from digit_runs import method_run, unseen_accuracy
+from fastbus.errors import InputError, WeakLabelError
+from fastbus.inference.fixed_build import fixed_posterior
+from fastbus.methods import objective_of
+from fastbus.methods.bag_rows import block_of, whole_counts
+from fastbus.methods.cege import centroid_weights
+from fastbus.methods.counting import binomial_divergence, count_distribution
+from fastbus.methods.general import OwnPosteriorRisk, bag_nll, chain_nll
+from fastbus.methods.glws import count_posterior
+from fastbus.methods.uum import EnumeratedCounts, SeenClosedForm, SimilarPairs
+from fastbus.oracle import enumerate_posterior
+from fastbus.supervision.base import Supervision
+from fastbus.training.image_run import ImageRun
+from method_steps import inputs_of, random_logits, step_of
+from pair_digits import pair_accuracy, pair_run
+from test_image_run import QUICK, digits
+
+SIZES = [3, 5, 1, 4]
+CPU = torch.device("cpu")
+
+
+def truth(classes: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """Counts and classes seen (B, C) of a random labelling, and the bags' sizes."""
+    labels = torch.randint(classes, (sum(SIZES),), generator=torch.Generator().manual_seed(seed))
+    counts = torch.stack([torch.bincount(bag, minlength=classes) for bag in labels.split(SIZES)])
+    return counts, (counts > 0).long(), torch.tensor(SIZES)
+
+
+def odds(logits: Tensor) -> Tensor:
+    """Logits of each class against the rest: what a sigmoid head needs to have the softmax head's probabilities."""
+    p = logits.softmax(1)
+    return p.log() - torch.log1p(-p)
+
+
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize("classes", [2, 4])
+def test_count_loss_is_the_likelihood_of_each_class_by_enumeration(classes: int, seen: bool) -> None:
+    counts, present, sizes = truth(classes)
+    weak, rule = (present, fastbus.MultiInstance()) if seen else (counts, fastbus.LabelProportion())
+    logits = random_logits(sum(SIZES) + 2, classes)
+    step = step_of(SIZES)
+    block = block_of(step, 5, len(logits))
+    said = weak[step.bags] * block.held[:, None]
+    found = chain_nll(logits[block.rows], block.inside, said, seen=seen)
+    expected = enumerate_posterior(rule, odds(logits[:-2]), weak, bag_sizes=sizes, head="sigmoid").log_likelihood
+    assert torch.allclose(found[:-1].sum(1), -torch.from_numpy(expected), atol=1e-10)
+    assert float(found[-1].abs().max()) == 0  # no bag, nothing said
+    one = chain_nll(logits[block.rows], block.inside, said[:, 1:2], seen=seen) if classes == 2 else None
+    if one is not None:  # two classes need one chain
+        binary = enumerate_posterior(rule, logits[:-2], weak[:, 1], bag_sizes=sizes).log_likelihood
+        assert torch.allclose(one[:-1, 0], -torch.from_numpy(binary), atol=1e-10)
+
+
+def test_counts_far_from_the_prediction_have_finite_gradients() -> None:
+    logits = torch.tensor([[[-300.0, 300.0]] * 6]).requires_grad_()
+    nll = chain_nll(logits, torch.ones(1, 6, dtype=torch.bool), torch.tensor([[1]]), seen=False)
+    assert float(nll.detach()) == pytest.approx(5 * 600 - np.log(6), rel=1e-9)  # which of the six is free
+    (slope,) = torch.autograd.grad(nll.sum(), logits)
+    assert bool(slope.isfinite().all()) and float(slope[0, :, 1].sum()) == pytest.approx(5.0)
+
+
+def test_the_distribution_of_a_count_equals_convolution() -> None:
+    for n in (1, 6, 7, 40):
+        p = torch.rand(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+        expected = np.ones(1)
+        for chance in p.tolist():
+            expected = np.convolve(expected, [1 - chance, chance])
+        assert np.abs(count_distribution(p).numpy() - expected).max() < 1e-14
+    p = torch.tensor([0.5, 0.9, 0.3, 0.5])
+    counts = np.convolve(np.convolve([0.5, 0.5], [0.1, 0.9]), np.convolve([0.7, 0.3], [0.5, 0.5]))
+    by_hand = float((counts * np.log(counts / binom.pmf(np.arange(5), 4, 0.4))).sum())
+    assert float(binomial_divergence(p.double(), 0.4)) == pytest.approx(by_hand, abs=1e-7)
+    assert float(binomial_divergence(torch.full((300,), 0.4), 0.4)) == pytest.approx(0.0, abs=1e-6)
+
+
+def pair_labels() -> Tensor:
+    return torch.tensor([1, 0, 1, 0])
+
+
+@pytest.mark.parametrize("name", ["label_proportion", "multi_instance", "pair_comparison", "pair_similarity"])
+def test_gbm_descends_the_likelihood_of_enumeration(name: str) -> None:
+    pairs = name.startswith("pair")
+    classes, sizes = (2, [2, 2, 2, 2]) if pairs else (3, SIZES)
+    counts, seen, _ = truth(3)
+    weak = pair_labels() if pairs else counts if name == "label_proportion" else seen
+    rule = fastbus.supervision.base.REGISTRY[name]()
+    posterior = fixed_posterior(rule, weak, torch.tensor(sizes), classes, CPU)
+    M = sum(sizes) + (0 if pairs else 2)
+    weak_view, strong_view = (random_logits(M, classes, seed).float().requires_grad_() for seed in (0, 1))
+    step = step_of(sizes, empty=0 if pairs else 1)
+    if pairs:
+        step = step._replace(rows=step.rows[:M])
+    loss = OwnPosteriorRisk(posterior, QUICK)(inputs_of(weak_view, strong_view, step))
+    for view, found in zip((weak_view, strong_view), torch.autograd.grad(loss, (weak_view, strong_view)), strict=True):
+        real = view.detach()[: sum(sizes)]
+        known = enumerate_posterior(rule, real, weak, bag_sizes=torch.tensor(sizes))
+        slope = real.double().softmax(1) - torch.from_numpy(known.labels)
+        assert torch.allclose(found[: sum(sizes)].double(), slope / (2 * sum(sizes)), atol=1e-7)
+        assert not bool(found[sum(sizes) :].any())
+        nll = bag_nll(rule, real, weak, torch.tensor(sizes))
+        assert torch.allclose(nll.double(), -torch.from_numpy(known.log_likelihood), atol=1e-6)
+
+
+def test_posteriors_of_uum_equal_enumeration() -> None:
+    counts, _, sizes = truth(3)
+    logits = random_logits(sum(SIZES) + 2, 3)
+    found = EnumeratedCounts(counts, sizes, CPU)(logits, step_of(SIZES))
+    expected = enumerate_posterior(fastbus.LabelProportion(), logits[:-2], counts, bag_sizes=sizes).labels
+    assert np.abs(found[:-2].numpy() - expected).max() < 1e-6
+    assert not bool(found[-2:].any())
+
+    two = random_logits(sum(SIZES) + 2, 2)
+    seen = torch.tensor([1, 0, 1, 1])
+    found = SeenClosedForm(seen[:, None], sizes)(two, step_of(SIZES))
+    expected = enumerate_posterior(fastbus.MultiInstance(), two[:-2], seen, bag_sizes=sizes).labels
+    assert np.abs(found[:-2].numpy() - expected).max() < 1e-6
+
+    pairs, similar = random_logits(10, 3), pair_labels()
+    found = SimilarPairs(similar)(pairs, step_of([2, 2, 2, 2]))
+    expected = enumerate_posterior(fastbus.PairSimilarity(), pairs[:8].reshape(4, 2, 3), similar).labels
+    assert np.abs(found[:8].numpy() - expected.reshape(8, 3)).max() < 1e-6
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_posteriors_of_glws_equal_enumeration_class_by_class(seen: bool) -> None:
+    counts, present, sizes = truth(4)
+    logits = random_logits(sum(SIZES) + 2, 4)
+    step = step_of(SIZES, empty=0)
+    block = block_of(step, 5, len(logits))
+    padded, weak = logits[block.rows], present if seen else counts
+    rule = fastbus.MultiInstance() if seen else fastbus.LabelProportion()
+    found = SeenClosedForm.chains(padded, block, weak) if seen else count_posterior(padded, block, weak)
+    expected = enumerate_posterior(rule, odds(logits[:-2]), weak, bag_sizes=sizes, head="sigmoid").labels
+    assert np.abs(found[block.inside].numpy() - expected).max() < 1e-10
+
+
+def test_the_centroid_has_no_bias_and_the_least_variance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    prior, shares, sizes = 0.35, torch.tensor([0.1, 0.5, 0.8]), torch.tensor([30, 50, 20])
+    f = torch.randn(4, generator=generator, dtype=torch.float64)  # scores of four possible instances
+    positive, negative = (torch.rand(4, generator=generator, dtype=torch.float64) for _ in range(2))
+    positive, negative = positive / positive.sum(), negative / negative.sum()
+    weight = centroid_weights(shares, sizes, prior)
+    density = shares.double()[:, None] * positive + (1 - shares.double()[:, None]) * negative  # (groups, instances)
+    estimated = (weight * sizes * (density * f).sum(1)).sum()
+    marginal = prior * positive + (1 - prior) * negative
+    risk = (marginal * (1 + f**2)).sum() / 4 - estimated / 2
+    supervised = (prior * positive * (1 - f) ** 2 + (1 - prior) * negative * (1 + f) ** 2).sum()
+    assert float(risk) == pytest.approx(float(supervised) / 4, abs=1e-10)
+    # any other unbiased weights of the groups differ by this direction, and vary more
+    a = weight * sizes
+    free = torch.linalg.cross(torch.ones(3, dtype=torch.float64), shares.double())
+    for change in (-0.1, 0.1):
+        other = a + change * free
+        assert float((other * shares).sum()) == pytest.approx(prior)
+        assert float((other**2 / sizes).sum()) > float((a**2 / sizes).sum())
+    with pytest.raises(InputError, match="two different shares"):
+        centroid_weights(torch.tensor([0.4, 0.4]), torch.tensor([5, 5]), prior)
+
+
+def test_bags_beyond_the_limits_of_a_method_are_refused() -> None:
+    counts = torch.tensor([[7, 0], [1, 1]])
+    with pytest.raises(InputError, match=r"uum: a bag of 7 instances; expected at most 6.*bag 0.*exact=True"):
+        EnumeratedCounts(counts, torch.tensor([7, 2]), CPU)
+    with pytest.raises(WeakLabelError, match=r"do not add up.*bag 1"):
+        whole_counts(torch.tensor([[1, 1], [1, -1]]), torch.tensor([2, 2]), 2, "label_proportion")
+    positives = whole_counts(torch.tensor([0, 2]), torch.tensor([2, 3]), 2, "label_proportion")
+    assert positives.tolist() == [[2, 0], [1, 2]]
+
+
+def test_exact_inference_extends_the_bags_of_uum() -> None:
+    images, labels = digits()
+    counts = torch.nn.functional.one_hot(torch.from_numpy(labels[:140]).long().reshape(20, 7), 10).sum(1)
+
+    def run(**facts: object) -> ImageRun:
+        sizes, make = torch.full((20,), 7), objective_of("uum", **facts)
+        rule = fastbus.LabelProportion()
+        return ImageRun(rule, images[:140], sizes, counts, num_classes=10, recipe=QUICK, flip=False, objective=make)
+
+    with pytest.raises(InputError, match="at most 6"):
+        run()
+    assert np.isfinite(run(exact=True).run_epoch()["loss"])
+
+
+def binary_run(kind: str, **facts: object) -> ImageRun:
+    """Small digits against large ones, with CEGE."""
+    images, labels = digits()
+    positive = torch.from_numpy(labels[:1400] < 5).long()
+    rng = np.random.default_rng(0)
+    one, bags = torch.ones(1400, dtype=torch.long), torch.full((350,), 4)
+    rule: Supervision
+    if kind == "noisy_label":
+        wrong = torch.from_numpy(rng.random(1400) < 0.2).long()
+        rule, sizes, weak = fastbus.NoisyLabel(transition=[[0.8, 0.2], [0.2, 0.8]]), one, positive ^ wrong
+    elif kind == "semi_supervised":
+        rule, sizes = fastbus.SemiSupervised(), one
+        weak = torch.where(torch.from_numpy(rng.random(1400) < 0.1), positive, -1)
+    elif kind == "label_proportion":
+        rule, sizes, weak = fastbus.LabelProportion(), bags, positive.reshape(350, 4).sum(1)
+    else:  # one digit in ten is positive, so that most bags hold none
+        few = torch.from_numpy(labels[:1400] == 0).long()
+        rule, sizes, weak = fastbus.MultiInstance(), bags, few.reshape(350, 4).amax(1)
+    make = objective_of("cege", **facts)
+    return ImageRun(
+        rule, images[:1400], sizes, weak, num_classes=2, recipe=QUICK.replace(epochs=10), flip=False, objective=make
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts", "floor"),
+    [
+        ("noisy_label", {"noise_rate": 0.2}, 0.7),
+        ("semi_supervised", {}, 0.7),
+        ("label_proportion", {}, 0.7),
+        ("multi_instance", {"prior": 0.1}, 0.95),
+    ],
+)
+def test_centroids_of_every_kind_learn_unseen_digits(kind: str, facts: dict[str, object], floor: float) -> None:
+    run = binary_run(kind, **facts)
+    while not run.done:
+        run.run_epoch()
+    images, labels = digits()
+    expected = labels[1400:] == 0 if kind == "multi_instance" else labels[1400:] < 5
+    accuracy = float((run.predict(images[1400:]).argmax(1).numpy() == expected).mean())
+    assert accuracy > floor, accuracy
+
+
+def test_centroids_ask_for_what_they_need() -> None:
+    with pytest.raises(InputError, match=r"cege needs.*noise_rate="):
+        binary_run("noisy_label")
+    with pytest.raises(InputError, match=r"cege needs.*prior="):
+        binary_run("multi_instance")
+
+
+# Six short epochs of digits, seed 0: about ten points below what is reached; chance is .1, for two classes .5.
+FLOORS = {
+    ("label_proportion", "count_loss"): 0.65,
+    ("label_proportion", "gbm"): 0.65,
+    ("label_proportion", "uum"): 0.65,
+    ("label_proportion", "glws"): 0.6,
+    ("multi_instance", "count_loss"): 0.4,
+    ("multi_instance", "gbm"): 0.5,
+    ("multi_instance", "uum"): 0.4,
+    ("multi_instance", "glws"): 0.4,
+    ("positive_unlabeled", "count_loss"): 0.7,
+    ("positive_unlabeled", "glws"): 0.7,
+    ("positive_unlabeled", "cege"): 0.7,
+    ("unlabeled_unlabeled", "cege"): 0.75,
+    ("partial_label", "glws"): 0.8,
+    ("noisy_label", "glws"): 0.8,
+    ("semi_supervised", "glws"): 0.8,
+}
+
+
+@pytest.mark.parametrize(("kind", "method"), FLOORS)
+def test_general_methods_learn_unseen_digits(kind: str, method: str) -> None:
+    accuracy = unseen_accuracy(method_run(kind, method), kind)
+    assert accuracy > FLOORS[kind, method], accuracy
+
+
+@pytest.mark.parametrize("method", ["uum", "gbm", "glws"])
+def test_general_methods_tell_similar_digits_apart(method: str) -> None:
+    accuracy = pair_accuracy(pair_run("pair_similarity", method))
+    assert max(accuracy, 1 - accuracy) > 0.85, accuracy  # which class is which, similarity does not say
