@@ -27,7 +27,10 @@ EAGER_STEPS = 3  # taken as they are, so that libraries choose their algorithms 
 
 
 class GraphedTraining:
-    """Trains a network on images (N, C, H, W) bytes, one replay a step; `steps` in all set the schedule."""
+    """Trains a network on images (N, C, H, W) bytes, one replay a step; `steps` in all set the schedule.
+
+    compiled: let torch.compile fuse the network's operations; half a minute once, for about a fifth more speed.
+    """
 
     def __init__(
         self,
@@ -38,11 +41,13 @@ class GraphedTraining:
         recipe: Recipe,
         steps: int,
         seed: int,
+        compiled: bool = False,
     ) -> None:
         self.device = images.device
         self.gpu = self.device.type == "cuda"
         network = network.to(self.device).train()
         self.network: nn.Module = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.forward: Callable[[Tensor], Tensor] = torch.compile(self.network) if compiled else self.network
         self.average = copy.deepcopy(self.network).eval().requires_grad_(False)
         self.images, self.objective, self.views = images, objective, views
         self.recipe, self.steps = recipe, steps
@@ -82,10 +87,11 @@ class GraphedTraining:
             if self.graph is not None:
                 self.graph.replay()
                 continue
-            self._step()
-            self.eager += 1
-            if self.gpu and self.objective.capturable and self.eager == EAGER_STEPS:
-                self._capture()
+            with torch.backends.cudnn.flags(benchmark=self.gpu):  # shapes stay as they are, so that trying pays
+                self._step()
+                self.eager += 1
+                if self.gpu and self.objective.capturable and self.eager == EAGER_STEPS:
+                    self._capture()
 
     def _capture(self) -> None:
         torch.cuda.synchronize()
@@ -105,7 +111,7 @@ class GraphedTraining:
             real,
             self.views.weak(x, self.generator),
             self.views.strong(x, self.generator),
-            partial(self._apply, self.network),
+            partial(self._apply, self.forward),
             torch.no_grad()(partial(self._apply, self.average)),
             partial(self._apply, getattr(self.network, "features", self.network)),
             torch.no_grad()(partial(self._apply, getattr(self.average, "features", self.average))),

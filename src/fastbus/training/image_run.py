@@ -34,6 +34,7 @@ class ImageRun:
     weak: (B, ...), or (N, ...) where labels belong to instances, as in a `BagSet`.
     views, network: None for those of the recipe; given views may want floats in [0, 1] for images, and with views of
         tables the images may be rows (N, D).
+    compiled: let torch.compile fuse the network's operations, for long runs on a GPU.
     objective: None for posterior-weighted risk; or a function of the run that makes another one.
     """
 
@@ -52,6 +53,7 @@ class ImageRun:
         views: Views | None = None,
         network: nn.Module | None = None,
         objective: Callable[[ImageRun], StepObjective] | None = None,
+        compiled: bool = False,
     ) -> None:
         if (images.dim() != 4 or images.dtype != torch.uint8) and (views is None or images.dim() not in (2, 4)):
             raise InputError(
@@ -84,6 +86,7 @@ class ImageRun:
             recipe,
             self.steps_per_epoch * recipe.epochs,
             seed,
+            compiled,
         )
         self.epoch = 0
         self.seconds = 0.0

@@ -42,6 +42,7 @@ class Place:
     threads: int
     every: float  # seconds between checkpoints
     deadline: float | None = None  # by time.time()
+    compiled: bool = False  # whether torch.compile fuses the networks' operations
 
     def short_of_time(self, needed: float) -> bool:
         return self.deadline is not None and time.time() + needed > self.deadline
@@ -99,6 +100,7 @@ def _run(job: Job, place: Place) -> Record | None:
         device=place.device,
         flip=job.cell.data in MIRRORED,
         objective=objective_for(job.method, job.cell),
+        compiled=place.compiled,
     )
     watch = _Watch(job, images, task)
     curve: list[Record] = []

@@ -47,6 +47,7 @@ def show_paper(options: Any) -> int:
         threads=options.threads,
         every=options.checkpoint_every,
         deadline=None if options.time_limit is None else started + options.time_limit,
+        compiled=options.compile,
     )
     _check_files([job.cell for job in todo], place)
     tally = run_jobs(todo, place, options.workers, lambda _, record: append_record(log, record), _say)
