@@ -123,7 +123,10 @@ def test_rivals_take_turns() -> None:
     found = interleaved({name: lambda name=name: order.append(name) for name in "ab"}, 4, lambda: None, warm_up=1)
     assert order == [*"ab", *"ab", *"ba", *"ab", *"ba"]
     assert {timing.runs for timing in found.values()} == {4}
-    assert summary([4.0, 1.0, 3.0, 2.0, 5.0]) == (3.0, 2.0, 4.0, 5)
+    assert summary([4.0, 1.0, 3.0, 2.0, 5.0]) == (3.0, 2.0, 4.0, 5, None)
+    order.clear()
+    found = interleaved({name: lambda name=name: order.append(name) for name in "ab"}, 2, lambda: None, 0, burst=2)
+    assert order == [*"aabb", *"bbaa"] and all(timing.runs == 4 and timing.first for timing in found.values())
 
 
 def test_a_peer_is_left_out_where_it_would_take_too_long() -> None:

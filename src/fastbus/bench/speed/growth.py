@@ -76,7 +76,7 @@ def measure_growth(panel: str, device: str, quick: bool, yardstick: Any | None, 
             B, K, C = inputs.logits.shape
             if 3 * B * C * K * (K + 1) < SLOW:
                 calls["plain"] = plain_call(inputs, yardstick)[0]
-        for name, timing in interleaved(calls, runs, waiter(device), warm_up=2).items():
+        for name, timing in interleaved(calls, runs, waiter(device), warm_up=2, burst=3).items():
             series.setdefault(name, [None] * len(sizes))[done] = timing.median
     return {
         "part": "growth",

@@ -15,7 +15,7 @@ from fastbus.bench.speed.plain import plain_call
 from fastbus.bench.speed.timing import Call, Timing, interleaved, summary, waiter
 from fastbus.bench.speed.work import FORMULA, Work, dtype_name, share_of, work_of
 
-RUNS, SLOW_RUNS = 30, 3
+ROUNDS, BURST, SLOW_RUNS = 10, 5, 3
 LATE, LATE_RUNS = 0.1, 5  # what takes longer than so many seconds has less noise, and is run less often
 AGREE = 1e-4  # float32 in plain log space loses three digits over fifty instances
 
@@ -58,7 +58,7 @@ def measure_cell(
     calls["copy"] = lambda: target.copy_(inputs.logits)
     late = {name for name in calls if name in taken and taken[name] > LATE}
     quick = {name: call for name, call in calls.items() if name not in late}
-    timings = interleaved(quick, RUNS, waiter(device))
+    timings = interleaved(quick, ROUNDS, waiter(device), burst=BURST)
     timings |= interleaved({name: calls[name] for name in late}, LATE_RUNS, waiter(device), warm_up=1)
     undisturbed = (time.process_time() - worked) / (time.perf_counter() - wall)
     skipped: list[str] = []

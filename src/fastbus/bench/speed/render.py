@@ -15,7 +15,7 @@ from fastbus.bench.speed.units import digits, range_text, rate, seconds_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-HEADINGS = ("cell", "infer", "quartiles", "inner", "plain torch", "plain / infer")
+HEADINGS = ("cell", "infer", "quartiles", "inner", "plain torch", "plain / infer", "after others", "plain / infer")
 PEER_HEADINGS = ("Count Loss, vectors", "GLWS loops", "Count Loss loops")
 LAST = ("op/s", "B/s", "of ceiling")
 UNDISTURBED = 0.9
@@ -41,6 +41,7 @@ def cells_of(record: Record, device: str) -> tuple[str, ...]:
         texts["inner"] + stand_in,
         texts["plain"],
         digits(record["times_plain"]),
+        *_after_others(seconds),
         *(texts.get(name, "–") for name in PEER_HEADINGS),
         rate(share["operations_per_second"]),
         rate(share["bytes_per_second"]),
@@ -52,6 +53,15 @@ def cells_of(record: Record, device: str) -> tuple[str, ...]:
         ratios = (record.get(key, math.nan) for key in ("times_floor", "times_floor_of_several"))
         found += [*medians, *("–" if math.isnan(ratio) else digits(ratio) for ratio in ratios)]
     return tuple(found)
+
+
+def _after_others(seconds: dict[str, dict[str, float | None]]) -> tuple[str, str]:
+    """`infer` as the first call of a burst, and how many times as long plain torch takes as the first of its own."""
+    first, rival = (seconds[name].get("first") for name in ("infer", "plain"))
+    if first is None:
+        return "–", "–"
+    rival = seconds["plain"]["median"] if rival is None else rival
+    return seconds_text(first), "–" if rival is None else digits(rival / first)
 
 
 def as_tables(records: Sequence[Record], device: str) -> list[RenderableType]:
