@@ -90,7 +90,10 @@ def as_tensor(value: object) -> Tensor | None:
         return value.view_as(value)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
         return None
-    return read_tensor(value, "array", InputError, expected="numbers", cure="Pass numbers.")
+    try:
+        return read_tensor(value, "array", InputError, expected="numbers", cure="Pass numbers.")
+    except InputError:  # bytes in another order, or more of them than torch knows
+        return None
 
 
 def has_values(x: Tensor, weak: Tensor) -> bool:
@@ -118,6 +121,8 @@ def pair_labels(weak: Tensor, B: int, x: Tensor, head: str, kind: str) -> Tensor
     C = x.shape[-1]
     if weak.shape != (B,) or weak.is_complex() or not weak.is_cpu or (head == "sigmoid" and C > 1):
         return None
+    if weak.requires_grad and torch.is_grad_enabled():
+        return None
     if (C > 2 and kind not in SIMILAR) or (kind in SOFT and not weak.is_floating_point()):
         return None
     return weak.detach().to(torch.double if weak.is_floating_point() else torch.long).contiguous()
@@ -137,7 +142,7 @@ def rows_of(x: Tensor, mask: object, bag_sizes: object) -> Rows | None:
         B, K, _ = x.shape
         rows = _full_rows(B, K, x.device)
         return rows if mask is None else _masked_rows(rows, B, K, x, mask)
-    except (RuntimeError, ValueError):
+    except (RuntimeError, ValueError, TypeError):
         # a function transform wraps whatever is computed inside, and then it has no values to look at; lists of
         # sizes may hold anything
         return None
