@@ -12,7 +12,7 @@ TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test verify extremes kill lint format clean
+.PHONY: help run demo test tiny verify extremes kill lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -28,6 +28,10 @@ export OMP_NUM_THREADS ?= 1
 
 test: lint  ## format and lint checks, type checks, all tests
 	$(BIN)/python -m pytest -q -n 2
+
+tiny: $(STAMP)  ## the paper's experiments on real digits, one small cell of every setting, in about a minute
+	@place=$$(mktemp -d) && trap "rm -rf $$place" EXIT && \
+	$(BIN)/fastbus bench paper --tiny --workers 2 --out $$place --checkpoints $$place/unfinished
 
 verify: $(STAMP)  ## compare every engine with enumeration and print the errors
 	$(BIN)/python -m fastbus.bench.verify

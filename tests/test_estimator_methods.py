@@ -29,7 +29,8 @@ def test_a_table_is_learned_by_a_rival_as_well(tmp_path: Path) -> None:
     assert clf.score(X, Y) > 0.85
     clf.save(tmp_path)
     again = WeakClassifier.load(tmp_path)
-    assert again.method == "nnpu" and np.array_equal(again.predict_proba(X[:9]), clf.predict_proba(X[:9]))
+    assert again.method == "nnpu" and again.recipe_ == clf.recipe_
+    assert np.array_equal(again.predict_proba(X[:9]), clf.predict_proba(X[:9]))
 
 
 def test_images_are_too() -> None:

@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from digit_runs import method_run, unseen_accuracy
+from digit_runs import method_digits, method_run, unseen_accuracy
+from fastbus.methods import objective_of
 from fastbus.methods.adversarial import virtual_adversarial_loss
 from fastbus.methods.aggregation import AttentionMIL, pooled, proportion_loss, sigmoid_ramp
 from fastbus.training.image_run import ImageRun
@@ -47,6 +48,23 @@ def test_the_worst_direction_of_a_linear_classifier_is_known() -> None:
     log_p = network(x).log_softmax(1)
     by_chance = (log_p.exp() * (log_p - network(random).log_softmax(1))).sum(1).mean()
     assert float(found) > float(by_chance)
+
+
+def test_disturbed_images_leave_the_running_statistics_alone() -> None:
+    rule, images, sizes, weak, _, classes = method_digits("label_proportion")
+    statistics = []
+    for method in ("llp_vat", "gbm"):  # both pass both views once; one of them disturbs them, too
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, classes))
+        make = objective_of(method)
+        run = ImageRun(
+            rule, images, sizes, weak, num_classes=classes, recipe=QUICK, flip=False, network=network, objective=make
+        )
+        run.objective.start_epoch(run)
+        run.training.load(run._pack(0))
+        run.training.run(1)
+        statistics.append(next(x for name, x in run.training.network.named_buffers() if name.endswith("running_mean")))
+    assert torch.equal(statistics[0], statistics[1]) and bool(statistics[0].any())
 
 
 def test_the_ramp_rises_to_one() -> None:

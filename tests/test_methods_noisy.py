@@ -12,9 +12,11 @@ from fastbus.methods import imperfect_dividemix as dividemix
 from fastbus.methods import imperfect_noisy as noisy
 from fastbus.methods import objective_of
 from fastbus.methods.mixing import BetaShares, mix, sharpen
+from fastbus.methods.registry import MethodOptions
 from fastbus.methods.second_network import SecondNetwork
 from fastbus.models.build import build_backbone
 from fastbus.oracle import enumerate_posterior
+from fastbus.supervision.confusion import symmetric_confusion
 from fastbus.training.image_run import ImageRun
 from tensors import close
 from test_image_run import QUICK, digits, weak_digits
@@ -135,6 +137,74 @@ def test_the_second_network_steps_as_torchs_sgd() -> None:
         optimiser.step()
     for mine, theirs in zip(second.network.parameters(), twin.parameters(), strict=True):
         close(mine.detach(), theirs.detach(), 1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+def test_the_noise_is_learnt_at_one_rate_whatever_the_schedule(schedule: str) -> None:
+    run = method_run("noisy_label", "sop", QUICK.replace(epochs=1, schedule=schedule, warmup=7))
+    u = run.objective.learned["u"]
+    with torch.no_grad():
+        u.fill_(0.1)
+    before = u.detach().clone()
+    run.training.load(run._pack(0))
+    run.training.run(run.steps_per_epoch)
+    moved = (u.detach() - before).abs().flatten()
+    rows = torch.from_numpy(run._pack(0).rows)
+    first, last = (float(moved[rows[step]].mean()) for step in (0, -1))
+    assert 0.3 < last / first < 3  # a schedule would have come down to a thousandth
+
+
+def test_wrong_labels_that_go_to_one_class_are_asymmetric() -> None:
+    _, images, sizes, weak, _, _ = weak_digits("noisy_label")
+    shifted = 0.6 * torch.eye(10, dtype=torch.float64) + 0.4 * torch.eye(10, dtype=torch.float64).roll(1, 1)
+    for matrix, one_sided in ((shifted, True), (symmetric_confusion(0.4, 10), False)):
+        rule, make = fastbus.NoisyLabel(matrix), objective_of("elr")
+        run = ImageRun(rule, images, sizes, weak, num_classes=10, recipe=QUICK, objective=make)
+        rate, asymmetric = noisy.noise_of(run, MethodOptions())
+        assert rate == pytest.approx(0.4) and asymmetric is one_sided
+        assert (run.objective.keep, run.objective.weight) == ((0.9, 1.0) if one_sided else (0.7, 3.0))
+
+
+def test_distrusted_labels_weigh_as_published() -> None:
+    weights = [dividemix.published_weight(rate, False, 10) for rate in (0.2, 0.5, 0.8, 0.9)]
+    assert weights == [0.0, 25.0, 25.0, 50.0]
+    assert dividemix.published_weight(0.4, True, 10) == 0.0
+    assert [dividemix.published_weight(rate, False, 100) for rate in (0.2, 0.5)] == [25.0, 150.0]
+
+
+def test_an_unknown_share_is_that_of_the_first_division() -> None:
+    _, images, sizes, weak, _, _ = weak_digits("noisy_label")
+    recipe, make = QUICK.replace(epochs=2), objective_of("dividemix")
+    run = ImageRun(fastbus.NoisyLabel(), images, sizes, weak, num_classes=10, recipe=recipe, objective=make)
+    run.run_epoch()
+    assert float(run.objective.state()["unlabelled_weight"]) == 0
+    run.objective.start_epoch(run)
+    state = run.objective.state()
+    distrusted = float((state["clean"] <= 0.5).double().mean())
+    assert float(state["unlabelled_weight"]) == dividemix.published_weight(distrusted, False, 10)
+
+
+def test_sure_predictions_cost_while_warm_where_noise_is_asymmetric() -> None:
+    _, images, sizes, weak, _, _ = weak_digits("noisy_label")
+    shifted = 0.7 * torch.eye(10, dtype=torch.float64) + 0.3 * torch.eye(10, dtype=torch.float64).roll(1, 1)
+    losses = []
+    for rule in (fastbus.NoisyLabel(shifted), fastbus.NoisyLabel(rate=0.3)):
+        recipe, make = QUICK.replace(epochs=2), objective_of("dividemix")
+        run = ImageRun(rule, images, sizes, weak, num_classes=10, recipe=recipe, flip=False, objective=make)
+        run.training.load(run._pack(0))
+        run.training.run(1)
+        losses.append(float(run.training.loss))
+    assert losses[1] - losses[0] == pytest.approx(np.log(10), abs=0.2)  # the entropy of a network that knows nothing
+
+
+def test_both_networks_are_evaluated() -> None:
+    run = method_run("noisy_label", "dividemix", QUICK.replace(epochs=2))
+    run.run_epoch()
+    x = run.views.plain(digits()[0][:30])
+    run.objective.second.average.eval()
+    with torch.no_grad():
+        expected = (run.training.average(x) + run.objective.second.average(x)) / 2
+    close(run.logits(digits()[0][:30]), expected, 1e-5)
 
 
 SMOKE = {"forward": 0.83, "elr": 0.83, "sop": 0.83, "dividemix": 0.7}  # some ten points below seed 0; chance is .1

@@ -15,6 +15,7 @@ from fastbus.methods.pairwise_pruned import RankPruning, kept, pruned_risk, prun
 from fastbus.methods.pairwise_soft import difference_parts, similarity_member_parts, similarity_parts
 from method_steps import inputs_of, random_logits, step_of
 from pair_digits import PRIOR, pair_accuracy, pair_digits, pair_run
+from test_image_run import QUICK
 
 SHARES = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)  # of three possible instances
 SCORES = torch.tensor([1.3, -0.4, 0.7], dtype=torch.float64)
@@ -182,6 +183,25 @@ def test_a_pair_told_the_other_way_round_is_the_same_pair(method: str) -> None:
     assert torch.allclose(told[0], told[1]) and bool(told[0].isfinite())
 
 
+def test_both_names_of_the_absolute_correction_are_one_method() -> None:
+    logits = random_logits(10, 2, seed=3).float()
+    step = step_of([2, 2, 2, 2])
+    loss = {
+        name: float(pair_run("similarity_confidence", name, prior=PRIOR).objective(inputs_of(logits, logits, step)))
+        for name in ("sc_unbiased", "sc_relu", "sc_abs", "sc_nn_abs")
+    }
+    assert loss["sc_nn_abs"] == loss["sc_abs"]
+    assert loss["sc_relu"] == pytest.approx((loss["sc_unbiased"] + loss["sc_abs"]) / 2, rel=1e-5)  # x / 2 + |x| / 2
+
+
+@pytest.mark.parametrize("method", ["gbm", "glws"])
+def test_ordered_pairs_keep_the_share_of_positives(method: str) -> None:
+    run = pair_run("pair_comparison", method, QUICK.replace(epochs=12))
+    assert pair_accuracy(run) > 0.9
+    share = float(run.predict(pair_digits("pair_comparison")[1])[:, 1].mean())
+    assert share == pytest.approx(PRIOR, abs=0.08)  # which comparisons alone do not say
+
+
 def test_what_a_pair_method_cannot_do_is_refused() -> None:
     with pytest.raises(InputError, match=r"pc_unbiased needs the share of positives; expected prior=.*gbm"):
         pair_run("pair_comparison", "pc_unbiased")
@@ -192,7 +212,7 @@ def test_what_a_pair_method_cannot_do_is_refused() -> None:
 
 
 METHODS = {
-    "pair_comparison": ("pc_unbiased", "pc_relu", "pc_abs", "pc_teacher", "rank_pruning", "gbm"),
+    "pair_comparison": ("pc_unbiased", "pc_relu", "pc_abs", "pc_teacher", "rank_pruning", "gbm", "glws"),
     "pair_similarity": ("risk_sd",),
     "similarity_confidence": ("sc_unbiased", "sc_relu", "sc_abs", "sc_nn_abs", "glws"),
     "confidence_difference": ("cd_unbiased", "cd_relu", "cd_abs", "glws"),

@@ -94,6 +94,7 @@ def save_classifier(classifier: Any, folder: Path) -> None:
         "feature_names": list(getattr(classifier, "feature_names_in_", [])) or None,
         "weak_columns": classifier.weak_columns_,
         "history": classifier.history_,
+        "recipe": classifier.recipe_,
     }
     write_checkpoint(state, folder / WEIGHTS)
     tensors = ("network", "mean", "scale", "fitted_class_loop")
@@ -158,6 +159,7 @@ def _restore(clf: Any, state: dict[str, Any], supervision: Supervision | None, b
     if state["feature_names"] is not None:
         clf.feature_names_in_ = np.asarray(_plain_list(state["feature_names"], (str,), "feature names"), dtype=object)
     clf.history_ = _plain_list(state["history"], (dict,), "history")
+    clf.recipe_ = state["recipe"]
     clf.n_iter_ = len(clf.history_)
     clf.supervision = _supervision(state["supervision"], supervision)
     clf.supervision_ = _supervision(state["fitted_supervision"], supervision)

@@ -17,6 +17,7 @@ from fastbus.training.recipes import Recipe, recipe_for
 from fastbus.training.step_objective import StepObjective
 
 OWN_METHOD = "fastbus"
+WEIGHT_DECAY = 1e-3  # what the classifier has unless told otherwise; the recipe has its own then
 
 
 def image_recipe(parameters: dict[str, Any], data: BagSet, num_outputs: int) -> Recipe | None:
@@ -55,6 +56,10 @@ def image_recipe(parameters: dict[str, Any], data: BagSet, num_outputs: int) -> 
     shape = tuple(data.instances.shape[1:])
     recipe = recipe_for(data.supervision, num_images=len(data.instances), num_bags=len(data), image_shape=shape)
     changes = {name: parameters[name] for name in ("epochs", "learning_rate") if parameters[name] is not None}
+    if parameters["coupling"] == "independent":
+        changes["coupling"] = "independent"
+    if parameters["weight_decay"] != WEIGHT_DECAY:
+        changes["weight_decay"] = parameters["weight_decay"]
     if isinstance(parameters["backbone"], str) and parameters["backbone"] != "auto":
         changes["backbone"] = parameters["backbone"].replace("-", "_")
     return recipe.replace(**changes | (asked if isinstance(asked, dict) else {}))
@@ -79,6 +84,8 @@ def _obstacle(parameters: dict[str, Any], data: BagSet, num_outputs: int) -> str
         return f'head="{parameters["head"]}"'
     if not isinstance(data.weak, Tensor):
         return f"{data.supervision.title}, a combination"
+    if getattr(data.supervision, "weighting", None) is not None:
+        return f"{data.supervision!r}, which weighs instances"
     if data.bag_weights is not None or data.sample_weights is not None:
         return "weights of bags or samples"
     if parameters["views"] is False:

@@ -44,7 +44,9 @@ KERNELS = {
     (False, "sigmoid", "any"): ("gpu_counts", "solve_any"),
     (False, "softmax", "count"): ("lattice", "solve_lattice"),
     (False, "softmax", "any"): ("lattice", "solve_lattice"),
-} | {(True, head, kind): ("cpu_pairs", "solve_arrays") for head in COUPLINGS for kind in PAIRS}
+}
+KERNELS |= {(True, head, kind): ("cpu_pairs", "solve_arrays") for head in COUPLINGS for kind in PAIRS}
+KERNELS |= {(False, head, kind): ("gpu_pairs", "solve_pairs") for head in COUPLINGS for kind in PAIRS}
 
 
 def express(
@@ -88,8 +90,8 @@ def express(
         return None
     B = rows.sizes.shape[0]
     said = pair_labels(said, B, x, head, plain.kind) if plain.of_pairs else whole_numbers(said, B, C, x)
-    given = (x.detach() if x.requires_grad else x).contiguous()
-    if said is None or not has_values(given, said):
+    given = (x.detach() if x.requires_grad else x).contiguous().resolve_neg()
+    if said is None or not has_values(x, said):
         return None
     traced = x.requires_grad and torch.is_grad_enabled()
     if x.is_cpu:
@@ -157,7 +159,8 @@ def _on_cpu(kernel: Kernel, x: Tensor, weak: Tensor, rows: Rows, budget: int, wi
     assert rows.arrays is not None
     options = kernel.options
     if kernel.asks:
-        options = {**options, kernel.asks: budget if kernel.asks == "budget" else rows.longest}
+        # compiled code knows 64 bits, and multiplies what is below the budget
+        options = {**options, kernel.asks: min(budget, 2**40) if kernel.asks == "budget" else rows.longest}
     posterior, likelihood, status = kernel.function(given, *rows.arrays, said, **options)
     if status:
         return None

@@ -15,6 +15,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from fastbus.bag_layout import read_tensor
 from fastbus.errors import InputError
+from fastbus.inference.kernels import WIDEST_PAIRS
 from fastbus.supervision.aggregate import LabelProportion, MultiInstance
 from fastbus.supervision.base import REGISTRY, Supervision
 from fastbus.supervision.pairwise import ConfidenceDifference, PairComparison, PairSimilarity, SimilarityConfidence
@@ -119,13 +120,13 @@ def whole_numbers(weak: Tensor, B: int, C: int, x: Tensor) -> Tensor | None:
 def pair_labels(weak: Tensor, B: int, x: Tensor, head: str, kind: str) -> Tensor | None:
     """Weak labels (B,) of pairs as int64 or float64, where heads and types are those that the kind wants."""
     C = x.shape[-1]
-    if weak.shape != (B,) or weak.is_complex() or not weak.is_cpu or (head == "sigmoid" and C > 1):
+    if weak.shape != (B,) or weak.is_complex() or (head == "sigmoid" and C > 1):
         return None
-    if weak.requires_grad and torch.is_grad_enabled():
+    if not weak.is_cpu if x.is_cpu else C > WIDEST_PAIRS:
         return None
     if (C > 2 and kind not in SIMILAR) or (kind in SOFT and not weak.is_floating_point()):
         return None
-    return weak.detach().to(torch.double if weak.is_floating_point() else torch.long).contiguous()
+    return weak.detach().to(x.device, torch.double if weak.is_floating_point() else torch.long).contiguous()
 
 
 SIMILAR = ("similar", "similarity")  # of any number of classes
@@ -163,9 +164,15 @@ def _masked_rows(full: Rows, B: int, K: int, x: Tensor, mask: object) -> Rows | 
     flags = as_tensor(mask)
     if flags is None or flags.dtype != torch.bool or flags.shape != (B, K) or flags.device != x.device:
         return None
+    if full.arrays is not None:  # numpy is quicker with so few numbers
+        array = flags.numpy()
+        if (array[:, :-1] < array[:, 1:]).any():
+            return None
+        sizes = array.sum(1)
+        return Rows(full.starts, torch.from_numpy(sizes), (full.arrays[0], sizes), K, flags.clone())
     if bool((flags[:, :-1] < flags[:, 1:]).any()):
         return None
-    return _arrayed(full._replace(sizes=flags.sum(1), mask=flags.clone()))
+    return full._replace(sizes=flags.sum(1), mask=flags.clone())
 
 
 def _flat_rows(x: Tensor, bag_sizes: object) -> Rows | None:

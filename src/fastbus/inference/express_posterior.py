@@ -25,19 +25,32 @@ class Kept:
     """A tensor of the caller on a GPU, where a copy would be one more launch; told whether it is still as it was."""
 
     def __init__(self, x: Tensor) -> None:
-        try:
-            self.x, self.version = x, x._version
-        except RuntimeError:  # tensors of inference mode do not count their changes
-            self.x, self.version = x.clone(), 0
+        # tensors of inference mode do not count their changes
+        self.x = x.clone() if x.is_inference() else x
+        self.version = _version(self.x)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"x": self.x, "changed": _version(self.x) != self.version}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy or a file, which counts its own changes."""
+        self.x = state["x"]
+        self.version = STALE if state["changed"] else _version(self.x)
 
     def tensor(self) -> Tensor:
-        changed = not self.x.is_inference() and self.x._version != self.version
-        if changed:
+        if _version(self.x) != self.version:
             raise InputError(
                 "predictions or weak labels were written into after infer; expected them as they were, since they lie "
                 "on a GPU and are not copied. Call infer again, or pass copies."
             )
         return self.x
+
+
+STALE = -1
+
+
+def _version(x: Tensor) -> int:
+    return 0 if x.is_inference() else x._version
 
 
 def tensor_of(value: Any) -> Tensor:

@@ -100,7 +100,7 @@ class Pairs:
     """Two instances of two classes: weights of the four labellings (0,0), (0,1), (1,0), (1,1).
 
     weights (B, 4): P(w | labelling). `target` (B,) sets the probability that both agree instead (Jeffrey's rule),
-    `difference` (B,) the mean of second minus first, by the nearest distribution that has it.
+    `difference` (B,) the mean of second minus first, by the nearest distribution that has it; NaN where missing.
     """
 
     capturable = True
@@ -111,37 +111,43 @@ class Pairs:
         self.weights, self.target, self.difference = weights, target, difference
 
     def __call__(self, logits: Tensor, step: Step) -> Tensor:
-        p = torch.softmax(logits.double(), 1).reshape(-1, 2, 2)  # (B, first or second, class)
+        B = len(logits) // 2  # a row may be left over
+        bags = step.bags[:B]
+        p = torch.softmax(logits[: 2 * B].double(), 1).reshape(B, 2, 2)  # (B, first or second, class)
         joint = (p[:, 0, :, None] * p[:, 1, None, :]).flatten(1)  # (B, 4)
-        tiny = torch.finfo(torch.float64).tiny
+        tiny, zero = torch.finfo(torch.float64).tiny, torch.zeros_like(joint[:, 0])
         if self.target is not None:
-            same = self.target[step.bags].double()[:, None]
-            agree = joint * joint.new_tensor([1.0, 0.0, 0.0, 1.0])
+            same = self.target[bags].double()[:, None]
+            agree = torch.stack([joint[:, 0], zero, zero, joint[:, 3]], 1)
             differ = joint - agree
-            joint = same * agree / agree.sum(1, keepdim=True).clamp(min=tiny)
-            joint = joint + (1 - same) * differ / differ.sum(1, keepdim=True).clamp(min=tiny)
+            told = same * agree / agree.sum(1, keepdim=True).clamp(min=tiny)
+            told = told + (1 - same) * differ / differ.sum(1, keepdim=True).clamp(min=tiny)
+            joint = torch.where(same.isnan(), joint, told)
         elif self.difference is not None:
-            d = self.difference[step.bags].double()
+            d = self.difference[bags].double()
             up, down = joint[:, 1], joint[:, 2]
             even = joint[:, 0] + joint[:, 3]
-            # the positive root of (1 - d) up t^2 - d even t - (1 + d) down = 0
+            # the positive root of (1 - d) up t^2 - d even t - (1 + d) down = 0, without cancellation
             root = torch.sqrt((d * even) ** 2 + 4 * (1 - d * d) * up * down)
-            t = (d * even + root) / (2 * (1 - d) * up).clamp(min=tiny)
+            rise = (d * even + root) / (2 * (1 - d) * up).clamp(min=tiny)
+            fall = 2 * (1 + d) * down / (root - d * even).clamp(min=tiny)
+            t = torch.where(d.isnan(), 1.0, torch.where(d > 0, rise, fall))
             joint = joint * torch.stack([torch.ones_like(t), t, 1 / t.clamp(min=tiny), torch.ones_like(t)], 1)
         else:
             assert self.weights is not None
-            joint = joint * self.weights[step.bags]
+            joint = joint * self.weights[bags]
         joint = joint / joint.sum(1, keepdim=True).clamp(min=tiny)
         first, second = joint[:, 2] + joint[:, 3], joint[:, 1] + joint[:, 3]
-        positive = torch.stack([first, second], 1).reshape(-1)
+        positive = torch.nn.functional.pad(torch.stack([first, second], 1).reshape(-1), (0, len(logits) - 2 * B))
         return torch.stack([1 - positive, positive], 1).float()
 
 
 class KnownShare:
     """Positives (N,) among instances whose mean is known: the nearest distribution with `prior` (N,) as its mean.
 
-    Instances of one set share a prior; rows of a step are solved set by set, `sets` (N,) says which, -1 for labelled
-    positives. The shift of all log odds is found by damped Newton steps, a fixed number of them.
+    Instances of one set share a prior; rows of a step are solved set by set, `sets` (N,) says which, LABELLED for
+    known positives and UNKNOWN for those that belong to no set. The shift of all log odds is found by damped Newton
+    steps, a fixed number of them.
     """
 
     capturable = True
@@ -160,11 +166,12 @@ class KnownShare:
             slope = (p * (1 - p)).sum(0).clamp(min=1e-12)
             theta = theta - ((p.sum(0) - wanted) / slope).clamp(-2.0, 2.0)
         positive = torch.sigmoid(x + (weight * theta).sum(1))
-        positive = torch.where(member.any(1), positive, 1.0)
+        positive = torch.where(self.sets[step.rows] == LABELLED, 1.0, positive)
         return torch.stack([1 - positive, positive], 1).float()
 
 
 NEWTON_STEPS = 24
+LABELLED, UNKNOWN = -1, -2
 
 
 class General:

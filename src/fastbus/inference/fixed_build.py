@@ -6,7 +6,18 @@ import torch
 from torch import Tensor
 
 from fastbus.bag_layout import layout_of
-from fastbus.inference.fixed import Coupling, FixedPosterior, General, Instances, KnownShare, Lattice, OneVsRest, Pairs
+from fastbus.inference.fixed import (
+    LABELLED,
+    UNKNOWN,
+    Coupling,
+    FixedPosterior,
+    General,
+    Instances,
+    KnownShare,
+    Lattice,
+    OneVsRest,
+    Pairs,
+)
 from fastbus.numerics import message_dtype
 from fastbus.supervision.aggregate import LabelProportion, MultiInstance
 from fastbus.supervision.base import Supervision, takes_position
@@ -31,6 +42,7 @@ def fixed_posterior(
     coupling: "independent" reads bags class by class instead of exactly.
     """
     if isinstance(supervision, (PositiveUnlabeled, UnlabeledUnlabeled)):
+        read_all(supervision, weak, torch.ones(int(sizes.sum()), dtype=torch.long), num_classes)  # complains if need be
         return _known_share(supervision, weak, device)
     evidence = read_all(supervision, weak, sizes, num_classes)
     if not evidence.rules and evidence.instance is not None and int(sizes.max()) == 1:
@@ -68,10 +80,11 @@ def _plain_aggregate(supervision: Supervision) -> bool:
 
 def _known_share(supervision: Supervision, weak: Tensor, device: torch.device) -> FixedPosterior:
     if isinstance(supervision, PositiveUnlabeled):
-        sets = torch.where(weak == 1, -1, 0)
+        sets = torch.where(weak == 1, LABELLED, 0)
         return KnownShare(sets.to(device), torch.tensor([float(supervision.prior)], device=device))
     assert isinstance(supervision, UnlabeledUnlabeled)
-    return KnownShare(weak.to(device), torch.tensor([float(p) for p in supervision.priors], device=device))
+    sets = torch.where(weak >= 0, weak, UNKNOWN).long()  # of NaN too
+    return KnownShare(sets.to(device), torch.tensor([float(p) for p in supervision.priors], device=device))
 
 
 def _pairs(supervision: Supervision, evidence: Evidence, weak: Tensor, device: torch.device) -> FixedPosterior | None:

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastbus.training.step_objective import Network
+
+
+@contextmanager
+def unmoved_statistics(module: nn.Module) -> Iterator[None]:
+    """Running batch statistics stay as they are while changed images pass."""
+    layers = [layer for layer in module.modules() if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d))]
+    before = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.momentum = 0.0
+    try:
+        yield
+    finally:
+        for layer, momentum in zip(layers, before, strict=True):
+            layer.momentum = momentum
 
 
 def unit(x: Tensor) -> Tensor:
@@ -24,7 +41,8 @@ def virtual_adversarial_loss(
 ) -> Tensor:
     """KL between predictions at x and at distance `radius` in the worst direction.
 
-    logits: of x, taken as they are. The direction is one power iteration from a random one, by a gradient at
+    logits: of x, taken as they are; from a pass of x alone, so that batch statistics are those of the changed x, too.
+    The direction is one power iteration from a random one, by a gradient at
     distance `probe`.
     """
     log_p = torch.log_softmax(logits.detach(), 1)

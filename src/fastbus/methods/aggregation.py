@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fastbus.errors import InputError
-from fastbus.methods.adversarial import virtual_adversarial_loss
+from fastbus.methods.adversarial import unmoved_statistics, virtual_adversarial_loss
 from fastbus.methods.bag_rows import block_of, counts_of, seen_classes
 from fastbus.methods.registry import Method, MethodOptions, register
 from fastbus.methods.rows import blend, score, view_logits
@@ -18,8 +18,9 @@ from fastbus.training.step_objective import StepInputs, StepObjective
 if TYPE_CHECKING:
     from fastbus.training.image_run import ImageRun
 
-VAT_WEIGHT, VAT_RADIUS, VAT_PROBE = 0.05, 6.0, 1e-6
-COARSE_PROBE = 1.0  # under bfloat16, which a change of 1e-6 does not reach
+VAT_WEIGHT, VAT_RADIUS = 0.05, 6.0
+VAT_PROBE, COARSE_PROBE = 1e-2, 1.0  # float32 loses a change of 1e-6, bfloat16 one of 1e-2
+VAT_INPUTS = 3 * 32 * 32  # of images that these lengths are meant for
 RAMP = 0.4  # share of all steps after which the weight is full
 ATTENTION_UNITS = 128
 
@@ -45,6 +46,10 @@ class ProportionVAT(StepObjective):
         self.recipe, self.longest = run.recipe, int(run.sizes.max())
         self.shares = (counts_of(run) / run.sizes[:, None]).float().to(run.device)
         self.probe = COARSE_PROBE if run.device.type == "cuda" else VAT_PROBE
+        self.module: nn.Module | None = None
+
+    def start_epoch(self, run: ImageRun) -> None:
+        self.module = run.training.network
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         weak, strong = view_logits(inputs)
@@ -52,9 +57,19 @@ class ProportionVAT(StepObjective):
         shares = self.shares[inputs.step.bags] * block.held[:, None]
         bags = block.held.sum().clamp(min=1)
         losses = [proportion_loss(logits[block.rows], block.inside, shares).sum() / bags for logits in (weak, strong)]
-        smooth = virtual_adversarial_loss(
-            inputs.network, inputs.weak, weak, inputs.generator, radius=VAT_RADIUS, probe=self.probe
-        )
+        assert self.module is not None
+        size = (inputs.weak[0].numel() / VAT_INPUTS) ** 0.5  # lengths grow with the root of the number of inputs
+        with unmoved_statistics(self.module):
+            with torch.no_grad():
+                alone = inputs.network(inputs.weak)
+            smooth = virtual_adversarial_loss(
+                inputs.network,
+                inputs.weak,
+                alone,
+                inputs.generator,
+                radius=VAT_RADIUS * size,
+                probe=self.probe * size,
+            )
         return blend(self.recipe, *losses) + VAT_WEIGHT * sigmoid_ramp(inputs.progress, RAMP) * smooth
 
 
@@ -121,16 +136,16 @@ register(
         title="LLP-VAT",
         settings=("label_proportion",),
         reference="Tsai and Lin, Learning from label proportions with consistency regularization, ACML 2020",
-        differs="Both views enter the proportion loss; the ramp takes 40 % of the steps. On a GPU, where the network "
-        "computes in bfloat16, the power iteration probes at distance 1 instead of 1e-6, which would be lost. Batch "
-        "statistics see the disturbed images, too.",
+        differs="Both views enter the proportion loss. Images of another size have their disturbance scaled by the "
+        "root of the number of inputs. The power iteration probes at distance 1e-2, on a GPU, where the network "
+        "computes in bfloat16, at 1; the authors' 1e-6, spread over all inputs, is below what float32 resolves.",
         make=lambda run, options: ProportionVAT(run),
     )
 )
 _ILSE = "Ilse, Tomczak, Welling, Attention-based deep multiple instance learning, ICML 2018"
 _ADDED = (
-    "Instance scores are pooled instead of features, so that instances have scores of their own (additive attention), "
-    "and every class has a head: bags of many classes, each present or not."
+    "Instance scores are pooled instead of features: the same bag score, since the last layer is linear, but instances "
+    "have scores of their own. Every class has a head of attention, for bags of many classes, each present or not."
 )
 
 

@@ -13,18 +13,20 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
 
 from fastbus.errors import InputError
-from fastbus.methods.mixing import BetaShares, mix, shuffled
+from fastbus.methods.mixing import BetaShares, mix
 from fastbus.methods.registry import Method, MethodOptions, register
 from fastbus.methods.rows import blend, labelled_part, mean_where, score, view_logits
-from fastbus.training.image_run import ImageRun
+from fastbus.training.image_run import PREDICTED_AT_ONCE, ImageRun
 from fastbus.training.recipes import Recipe
 from fastbus.training.step_objective import StepInputs, StepObjective
 
 HELD_OUT = 0.2  # share of positives and of unlabelled instances that only estimate the prior
 WARM = 0.1  # share of the passes in which every unlabelled instance is taken for a negative
 BIN_SLACK, BIN_DOUBT = 0.01, 0.1  # gamma and delta of the best bin
-ALIGN_ALONE = 0.5  # share of the steps in which only the label distributions are aligned
-ENTROPY, MIXUP, MIXUP_ENTROPY, MIXUP_ALPHA = 0.004, 1.0, 0.04, 6.0
+ALIGN_ALONE = 0.5  # share of the passes without mixing, in which label distributions are aligned
+FIRST_ENTROPY, ENTROPY, MIXUP, MIXUP_ENTROPY, MIXUP_ALPHA = 0.002, 0.004, 5.0, 0.04, 6.0
+# The authors' second stage starts at a tenth of the first one's rate, where a cosine schedule has come down to a half.
+SECOND_STAGE = 0.2
 VAR_ALPHA, VAR_WEIGHT = 0.3, 0.03
 
 
@@ -74,11 +76,11 @@ def variational_risk(positive: Tensor, unlabelled: Tensor) -> Tensor:
 class ValueIgnoringRisk(StepObjective):
     """CVIR: unlabelled instances that look most like positives, as many as there must be, are left out."""
 
-    def __init__(self, run: ImageRun, labelled: int, prior: float | None) -> None:
-        """prior: None estimates it before every pass."""
+    def __init__(self, run: ImageRun, labelled: int, prior: float | None, weighed: bool) -> None:
+        """prior: None estimates it before every pass. weighed: positives count by their share, not half."""
         super().__init__()
         assert run.labelled is not None
-        self.recipe, self.labelled, self.known = run.recipe, labelled, prior
+        self.recipe, self.labelled, self.known, self.weighed = run.recipe, labelled, prior, weighed
         self.warm_epochs = max(1, round(WARM * run.recipe.epochs))
         rng = np.random.default_rng([run.seed, 7])
         held = np.zeros(len(run.labelled), dtype=bool)
@@ -117,33 +119,73 @@ class ValueIgnoringRisk(StepObjective):
             f = score(logits)
             positive = mean_where(softplus(-f[:L]), used[:L])
             negative = mean_where(softplus(f[L:]), used[L:])
-            losses.append(self.prior * positive + (1 - self.prior) * negative)
+            part = self.prior if self.weighed else 0.5
+            losses.append(part * positive + (1 - part) * negative)
         return blend(self.recipe, *losses)
 
 
 class DistributionAlignment(StepObjective):
-    """Dist-PU: aligned label distributions; later also low entropy and consistency under mixing."""
+    """Dist-PU: aligned label distributions; later also consistency under mixing, with remembered predictions."""
 
-    def __init__(self, labelled: int, prior: float, recipe: Recipe, device: torch.device) -> None:
+    def __init__(self, run: ImageRun, labelled: int, prior: float, mixup: float, teacher: bool) -> None:
+        """mixup: its weight. teacher: guesses are the averaged network's, not the network's last ones."""
         super().__init__()
-        self.labelled, self.prior, self.recipe = labelled, prior, recipe
-        self.shares = BetaShares(MIXUP_ALPHA, device)
+        assert run.labelled is not None
+        self.labelled, self.prior, self.recipe = labelled, prior, run.recipe
+        self.mixup, self.teacher = mixup, teacher
+        self.shares = BetaShares(MIXUP_ALPHA, run.device)
+        self.known_share = float(run.labelled.mean())
+        self.first_epochs = max(1, round(ALIGN_ALONE * run.recipe.epochs))
+        self.guess = torch.full((len(run.labelled),), prior, device=run.device)
+        self.later = torch.zeros((), device=run.device)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"guess": self.guess, "later": self.later}
+
+    def start_epoch(self, run: ImageRun) -> None:
+        if run.epoch == self.first_epochs:
+            self.guess.copy_(torch.sigmoid(score(run.logits(run.training.images, average=False))))
+            self.later.fill_(1.0)
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         L, M = self.labelled, len(inputs.weak)
-        later = inputs.progress >= ALIGN_ALONE
-        partner = shuffled(M - L, inputs.generator, inputs.strong.device)
-        share = torch.where(later, self.shares.own(M - L, inputs.generator), 1.0)
-        mixed = mix(inputs.strong[L:], partner, share)
-        f = score(inputs.network(torch.cat([inputs.weak, inputs.strong[:L], mixed])))
+        later = self.later > 0
+        partner = self._partners(M, inputs.generator)
+        share = torch.where(later, self.shares(M, inputs.generator), 1.0)
+        f = score(inputs.network(torch.cat([inputs.weak, mix(inputs.strong, partner, share)])))
         weak, strong = f[:M], f[M:]
         aligned = alignment_risk(weak[:L], weak[L:], self.prior)
-        both = blend(self.recipe, aligned, alignment_risk(strong[:L], strong[L:], self.prior))
-        guess = torch.sigmoid(score(inputs.teacher(inputs.weak[L:])))
-        target = mix(guess[:, None], partner, share)[:, 0]
-        consistent = binary_cross_entropy_with_logits(strong[L:], target)
-        extra = ENTROPY * binary_entropy(weak[L:]).mean() + MIXUP_ENTROPY * binary_entropy(strong[L:]).mean()
-        return torch.where(later, aligned + MIXUP * consistent + extra, both)
+        both = blend(self.recipe, aligned, alignment_risk(strong[:L], strong[L:], self.prior)) / (2 * self.prior)
+        unsure = binary_entropy(weak[L:]).mean()
+        target = mix(self._guesses(inputs, weak)[:, None], partner, share)[:, 0]
+        consistent = self._mean(binary_cross_entropy_with_logits(strong, target, reduction="none"))
+        progress = ((inputs.progress - ALIGN_ALONE) / (1 - ALIGN_ALONE)).clamp(0.0, 1.0).float()
+        entropy = ENTROPY * (1 - torch.cos(progress * math.pi / 2)) * unsure
+        entropy = entropy + MIXUP_ENTROPY * self._mean(binary_entropy(strong))
+        second = aligned / (2 * self.prior) + self.mixup * consistent + entropy
+        return torch.where(later, SECOND_STAGE * second, both + FIRST_ENTROPY * unsure)
+
+    @torch.no_grad()
+    def _guesses(self, inputs: StepInputs, weak: Tensor) -> Tensor:
+        """(M,): 1 for positives, the last predictions of the others, which are then remembered anew."""
+        L, rows = self.labelled, inputs.step.rows[self.labelled :]
+        found = self.guess.index_select(0, rows)
+        if self.teacher:
+            found = torch.sigmoid(score(inputs.teacher(inputs.weak[L:])))
+        self.guess.index_copy_(0, rows, torch.sigmoid(weak[L:].detach()))
+        return torch.cat([torch.ones_like(weak[:L]), found])
+
+    def _partners(self, count: int, generator: torch.Generator) -> Tensor:
+        """Rows (count,) to mix with, labelled ones no more often than in the data."""
+        L, device = self.labelled, self.later.device
+        draws = torch.rand(2, count, generator=generator, device=device)
+        labelled, other = (draws[1] * L).long(), L + (draws[1] * (count - L)).long()
+        return torch.where(draws[0] < self.known_share, labelled, other)
+
+    def _mean(self, values: Tensor) -> Tensor:
+        """Of values (M,), labelled rows counting as much as in the data."""
+        L, share = self.labelled, self.known_share
+        return share * values[:L].mean() + (1 - share) * values[L:].mean()
 
 
 class VariationalRisk(StepObjective):
@@ -153,6 +195,16 @@ class VariationalRisk(StepObjective):
         super().__init__()
         self.labelled, self.recipe, self.weight = labelled, recipe, weight
         self.shares = BetaShares(VAR_ALPHA, device)
+        self.highest: tuple[int, float] | None = None  # log phi among the training images, after so many passes
+
+    def judged(self, run: ImageRun, x: Tensor, logits: Tensor) -> Tensor:
+        """phi divided by its largest value: the risk leaves its scale open."""
+        if self.highest is None or self.highest[0] != run.epoch:
+            parts = run.training.images.split(PREDICTED_AT_ONCE)
+            best = max(float(score(run.training.logits(run.views.plain(part), True)).max()) for part in parts)
+            self.highest = (run.epoch, float(logsigmoid(torch.tensor(best, dtype=torch.float64))))
+        log_phi = (logsigmoid(score(logits).double()) - self.highest[1]).clamp(max=-1e-6)
+        return torch.stack([torch.log(-torch.expm1(log_phi)), log_phi], 1).float()
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         L, M = self.labelled, len(inputs.weak)
@@ -175,12 +227,13 @@ def _cvir(run: ImageRun, options: MethodOptions) -> StepObjective:
         if options.prior is None:
             raise InputError("cvir: known_prior=True without a prior; expected prior=. Pass it, e.g. prior=0.4.")
         prior = float(options.prior)
-    return ValueIgnoringRisk(run, labelled_part(run, "cvir"), prior)
+    return ValueIgnoringRisk(run, labelled_part(run, "cvir"), prior, bool(options.extra.get("weighed", False)))
 
 
 def _dist_pu(run: ImageRun, options: MethodOptions) -> StepObjective:
     assert options.prior is not None
-    return DistributionAlignment(labelled_part(run, "dist_pu"), float(options.prior), run.recipe, run.device)
+    mixup, teacher = float(options.extra.get("mixup", MIXUP)), bool(options.extra.get("teacher", False))
+    return DistributionAlignment(run, labelled_part(run, "dist_pu"), float(options.prior), mixup, teacher)
 
 
 def _var_pu(run: ImageRun, options: MethodOptions) -> StepObjective:
@@ -197,9 +250,10 @@ register(
         reference="Garg et al., Mixture proportion estimation and PU learning: a modern approach, NeurIPS 2021",
         differs="The prior is estimated by the best bin before every pass, from a fifth of the instances that do not "
         "train, even where the supervision has one; known_prior=True takes that instead and holds nothing out. "
-        "Positives and kept instances weigh by the estimated shares, not alike; the loss is averaged over both views.",
+        "Warm-up takes a tenth of the passes, the authors' 100 of 2,100 being too few steps here. weighed=True weighs "
+        "positives and kept instances by the estimated shares instead of alike; the loss is averaged over both views.",
         make=_cvir,
-        extra=("known_prior",),
+        extra=("known_prior", "weighed"),
     )
 )
 register(
@@ -210,11 +264,13 @@ register(
         needs=("prior",),
         binary=True,
         reference="Zhao et al., Dist-PU: positive-unlabeled learning from a label distribution perspective, CVPR 2022",
-        differs="One schedule instead of two stages with restarts: alignment alone for half of the steps, then entropy "
-        "and mixing with constant weights. Unlabelled strong views are mixed among themselves, since labelled rows are "
-        "more frequent in a batch than in the data; their guesses are the averaged network's and mixing weighs 1, not "
-        "5: on small digits own guesses could confirm themselves into one class, and the heavier weight was worse.",
+        differs="Weights as published for CIFAR-10; the two stages are the halves of one run, as the authors' 60 and "
+        "60 epochs. Instead of a second optimiser the second stage's loss is multiplied by 0.2, so that its first step "
+        "is a tenth of the first stage's. Strong views are mixed, weak ones aligned; labelled rows, more frequent in a "
+        "batch than in the data, count in mixing as often as in the data. mixup= is the weight of 5, teacher=True "
+        "takes guesses from the averaged network: an earlier variant with 1 and that was chosen on test digits.",
         make=_dist_pu,
+        extra=("mixup", "teacher"),
         instead="Or use method='cvir', which estimates it.",
     )
 )
@@ -227,7 +283,9 @@ register(
         reference="Chen et al., A variational approach for learning from positive and unlabeled data, NeurIPS 2020",
         differs="The mean of phi is taken over unlabelled rows, which are disjoint from the labelled ones here; the "
         "risk is averaged over both views, mixing uses the weak one with a share for each pair and weighs 0.03 "
-        "(weight=). Few positives are learnt by heart in long runs: on small digits a weight of 0.3 was better there.",
+        "(weight=), as published. The last network is evaluated; the authors keep the one with the least risk on "
+        "held-out data. Runs evaluate phi divided by its largest value, as the authors do, the estimator phi itself. "
+        "Few positives are learnt by heart in long runs: on test digits a weight of 0.3 was better.",
         make=_var_pu,
         extra=("weight",),
     )

@@ -16,7 +16,7 @@ from fastbus.methods.aggregation import sigmoid_ramp
 from fastbus.methods.pair_rows import PairScores, negative_loss, pair_mean, positive_loss
 from fastbus.methods.pairwise_hard import PCOMP, Comparisons
 from fastbus.methods.registry import Method, MethodOptions, register
-from fastbus.methods.rows import blend, mean_where, score, view_logits
+from fastbus.methods.rows import blend, mean_where, score, soft_cross_entropy, view_logits
 from fastbus.training.step_objective import StepInputs, StepObjective
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 UNPRUNED = 0.1  # share of the epochs before scores are trusted
 RAMP = 0.4  # share of all steps after which consistency counts fully
-CONSISTENCY = 1.0
+CONSISTENCY = 1.0  # of a cross-entropy
 
 
 class Pruning(NamedTuple):
@@ -87,9 +87,9 @@ class RankPruning(StepObjective):
         risk = blend(self.recipe, *risks)
         if not self.consistency:
             return risk
-        distance = (strong.softmax(1) - inputs.teacher(inputs.weak).softmax(1)).pow(2).sum(1)
+        agree = soft_cross_entropy(strong, inputs.teacher(inputs.weak).softmax(1))
         ramp = sigmoid_ramp(inputs.progress, RAMP)
-        return risk + self.consistency * ramp * mean_where(distance, inputs.real)
+        return risk + self.consistency * ramp * mean_where(agree, inputs.real)
 
 
 def _make(run: ImageRun, options: MethodOptions, *, consistency: float) -> StepObjective:
@@ -121,8 +121,9 @@ register(
         title="PcTeacher",
         settings=("pair_comparison",),
         reference=PCOMP,
-        differs=_PRUNED + " The strong view is drawn to the averaged network's prediction of the weak one; that "
-        "weight ramps up over 40 % of the steps.",
+        differs=_PRUNED + " The strong view is drawn to the averaged network's prediction of the weak one by a "
+        "cross-entropy of weight 1, as in the GLWS code, which has no averaged network; it ramps up over 40 % of the "
+        "steps.",
         make=partial(_make, consistency=CONSISTENCY),
         needs=("prior",),
         binary=True,

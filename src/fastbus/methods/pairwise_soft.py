@@ -94,14 +94,14 @@ def _make(run: ImageRun, options: MethodOptions, *, name: str, parts: Parts, cor
 
 _SIMILARITY: dict[str, tuple[str, Parts, Correction, str]] = {
     "sc_unbiased": ("ScUnbiased", similarity_parts, "none", ""),
-    "sc_relu": ("ScReLU", similarity_parts, "relu", ""),
+    "sc_relu": ("ScReLU", similarity_parts, "relu", " The authors call it NN."),
     "sc_abs": ("ScABS", similarity_parts, "abs", ""),
     "sc_nn_abs": (
         "ScNN-ABS",
-        similarity_member_parts,
+        similarity_parts,
         "abs",
-        " The authors define no such variant; tables that name one take |.| of the two partial risks, which is "
-        "sc_abs here. Here |.| is taken of four, by label and by member of the pair, each positive in expectation.",
+        " The authors have NN, max(0, .), and ABS. The name NN-ABS is that of the GLWS code, where it is |.| of the "
+        "two partial risks, the authors' ABS: it equals sc_abs. What that code calls ABS adds half the risk to |.|.",
     ),
 }
 _DIFFERENCE: dict[str, tuple[str, Correction]] = {

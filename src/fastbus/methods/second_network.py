@@ -49,6 +49,14 @@ class SecondNetwork:
             out: Tensor = self.network(images.to(memory_format=torch.channels_last))
         return out.float()
 
+    @torch.no_grad()
+    def averaged(self, images: Tensor) -> Tensor:
+        """Logits float32 of the average."""
+        gpu = self.device.type == "cuda"
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=gpu, cache_enabled=False):
+            out: Tensor = self.average(images.to(memory_format=torch.channels_last))
+        return out.float()
+
     def descend(self, loss: Tensor, progress: Tensor) -> None:
         """One step down the loss."""
         grads = list(torch.autograd.grad(loss, self.parameters))

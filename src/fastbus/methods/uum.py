@@ -1,6 +1,7 @@
 """UUM: the loss of every possible label, weighed by its posterior given predictions and weak label.
 
-Counts are enumerated, all K! orders of a bag's labels; "is there one" and similar pairs have closed forms.
+Counts are enumerated, all K! orders of a bag's labels; "is there one" and similar pairs have closed forms; several
+classes that are there or not are left to exact inference.
 """
 
 from __future__ import annotations
@@ -132,7 +133,9 @@ def make_uum(run: ImageRun, options: MethodOptions) -> StepObjective:
     elif name == "pair_similarity":
         posterior = SimilarPairs(run.weak.to(run.device))
     elif name == "multi_instance":
-        posterior = SeenClosedForm(seen_classes(run.weak, run.num_classes, name).to(run.device), sizes)
+        seen = seen_classes(run.weak, run.num_classes, name)
+        # one class at a time is the posterior only where there is one class to be seen
+        posterior = SeenClosedForm(seen.to(run.device), sizes) if seen.shape[1] == 1 else exact_posterior(run)
     else:
         posterior = EnumeratedCounts(counts_of(run), sizes, run.device)
     return OwnPosteriorRisk(posterior, run.recipe)
@@ -147,7 +150,8 @@ register(
         "observations, ICML 2023",
         differs=f"Counts are enumerated in bags of up to {LARGEST_BAG}; exact=True extends that limit by exact "
         "inference, which is then no longer the authors' algorithm but its result. All instances of a multi-instance "
-        "bag train, one class at a time. With exact posteriors its gradient is that of gbm.",
+        "bag train; where bags tell of several classes, which the authors do not treat, exact inference gives what "
+        "their formula would enumerate. With exact posteriors its gradient is that of gbm.",
         make=make_uum,
         extra=("exact",),
     )

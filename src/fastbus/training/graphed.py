@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -24,6 +25,18 @@ from fastbus.training.views import Views
 
 AVERAGED_SHARE = 1 / 20  # of all steps that the average may look back on, so that it ends where training ends
 EAGER_STEPS = 3  # taken as they are, so that libraries choose their algorithms before the step is captured
+
+
+@contextmanager
+def _trying_algorithms(on: bool) -> Iterator[None]:
+    """cuDNN times what it can choose from. Its own `flags` would reset all others, and turn it off altogether."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark
+    cudnn.benchmark = before or (on and not cudnn.deterministic)
+    try:
+        yield
+    finally:
+        cudnn.benchmark = before
 
 
 class GraphedTraining:
@@ -52,7 +65,9 @@ class GraphedTraining:
         self.images, self.objective, self.views = images, objective, views
         self.recipe, self.steps = recipe, steps
         self.parameters = [p for p in self.network.parameters() if p.requires_grad]
-        self.averaged = list(self.average.parameters())
+        # what is frozen stays as it is, in the average too
+        trained = [p.requires_grad for p in self.network.parameters()]
+        self.averaged = [p for p, learns in zip(self.average.parameters(), trained, strict=True) if learns]
         self.own = list(objective.learned.values())
         self.own_rates = [objective.rates.get(name, 1.0) for name in objective.learned]
         self.velocity = [torch.zeros_like(p) for p in self.parameters]
@@ -74,7 +89,7 @@ class GraphedTraining:
                     f"an epoch of {len(fresh[0])} steps; expected at most {len(self.tables[0])}, the room there is. "
                     "Load the longest epoch first."
                 )
-            room = len(fresh[0]) + len(fresh[0]) // 20 + 2  # packing differs from epoch to epoch
+            room = 2 * len(fresh[0]) + 2  # packing differs from epoch to epoch, by a factor of 2 at most
             self.tables = tuple(x.new_zeros(room, *x.shape[1:]).to(self.device) for x in fresh)
         for mine, theirs in zip(self.tables, fresh, strict=True):
             mine[: len(theirs)].copy_(theirs)
@@ -87,7 +102,7 @@ class GraphedTraining:
             if self.graph is not None:
                 self.graph.replay()
                 continue
-            with torch.backends.cudnn.flags(benchmark=self.gpu):  # shapes stay as they are, so that trying pays
+            with _trying_algorithms(self.gpu):  # shapes stay as they are, so that it pays
                 self._step()
                 self.eager += 1
                 if self.gpu and self.objective.capturable and self.eager == EAGER_STEPS:
@@ -120,7 +135,8 @@ class GraphedTraining:
             self.count / self.steps,
         )
         loss = self.objective(inputs)
-        grads = list(torch.autograd.grad(loss, self.parameters + self.own))
+        # a network of the caller's may have parts that the loss does not reach
+        grads = list(torch.autograd.grad(loss, self.parameters + self.own, materialize_grads=True))
         with torch.no_grad():
             self._descend(grads[: len(self.parameters)], grads[len(self.parameters) :])
             self.loss.copy_(loss.detach())
@@ -144,7 +160,8 @@ class GraphedTraining:
         rate = recipe.learning_rate * torch.ones_like(self.count)
         if recipe.schedule == "cosine":
             rate = rate * 0.5 * (1 + torch.cos(math.pi * progress))
-        rate = (rate * ((self.count + 1) / max(1, recipe.warmup)).clamp(max=1.0)).float()
+        warmup = max(1, min(recipe.warmup, self.steps // 10))  # short runs would never reach the rate
+        rate = (rate * ((self.count + 1) / warmup).clamp(max=1.0)).float()
         torch._foreach_add_(grads, self.parameters, alpha=recipe.weight_decay)
         torch._foreach_mul_(self.velocity, recipe.momentum)
         torch._foreach_add_(self.velocity, grads)
@@ -175,8 +192,11 @@ class GraphedTraining:
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Go on from `state`; call it before the first step."""
         mine = self.state()
-        if set(mine) != set(tensors):
-            raise InputError("a state of other tensors; expected that of the same run. Start anew, or keep the recipe.")
+        if set(mine) != set(tensors) or any(x.shape != tensors[name].shape for name, x in mine.items()):
+            raise InputError(
+                "a state of other tensors; expected that of the same run on the same kind of device. Start anew, or "
+                "keep recipe and device."
+            )
         for name, x in mine.items():
             if name != "generator":
                 x.copy_(tensors[name])

@@ -47,7 +47,8 @@ def train_images(
         device=device, views=views, network=network, objective=objective,
     )  # fmt: skip
     history: list[dict[str, float]] = []
-    known = {"recipe": run.config(), "seed": seed, "objective": type(run.objective).__name__}
+    known = {"recipe": run.config(), "data": data.fingerprint(), "seed": seed}
+    known |= {"objective": type(run.objective).__name__}
     if place is not None:
         remove_parts(place)
         if resume:
@@ -72,8 +73,10 @@ def _resumed(run: ImageRun, known: dict[str, Any], place: Path) -> list[dict[str
             "to go on, or start a new run."
         )
     for name, value in known.items():
-        if state[name] != value:
-            differ = [key for key in value if state[name].get(key) != value[key]] if name == "recipe" else [name]
+        before = state.get(name)
+        if before != value:
+            entries = isinstance(value, dict) and isinstance(before, dict)
+            differ = [key for key in value if before.get(key) != value[key]] if entries else [name]
             raise InputError(
                 f"resume with {', '.join(differ)} other than before; expected those of the run. Pass the same, or "
                 "start a new run."

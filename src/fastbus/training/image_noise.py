@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastbus.errors import InputError
 from fastbus.supervision.base import Supervision
 from fastbus.supervision.imperfect import CrowdLabel, NoisyLabel
 from fastbus.supervision.incomplete import SemiSupervised
@@ -22,6 +23,7 @@ from fastbus.training.recipes import Recipe
 from fastbus.training.views import Views
 
 HELD_OUT = 0.2
+FEWEST = 5  # of which one is held out
 EARLY_SHARE = 10  # of the recipe's epochs, one in so many is enough for confident predictions,
 EARLY_STEPS = 1500  # but not fewer steps than these, unless the recipe itself has fewer
 
@@ -47,6 +49,11 @@ def with_known_confusions(
     given = torch.nonzero(labels >= 0).flatten()
     order = given[torch.from_numpy(np.random.default_rng([seed, len(given)]).permutation(len(given)))]
     held, kept = order[: int(HELD_OUT * len(order))], order[int(HELD_OUT * len(order)) :]
+    if not len(held):
+        raise InputError(
+            f"{supervision.title}: {len(given)} labelled images to estimate confusions from; expected {FEWEST} or "
+            "more. Pass rate= or the matrices."
+        )
     passes = max(recipe.epochs // EARLY_SHARE, math.ceil(EARLY_STEPS * recipe.rows / len(kept)))
     early = recipe.replace(epochs=min(recipe.epochs, passes), teacher=False, mixup=0.0)
     run = ImageRun(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fastbus.errors import InputError
-from fastbus.inference.fixed_build import fixed_posterior
+from fastbus.inference.fixed_build import fixed_posterior, read_all
 from fastbus.inference.infer import infer
 from fastbus.supervision.base import Supervision
 from fastbus.supervision.incomplete import PositiveUnlabeled, SemiSupervised
@@ -100,13 +100,14 @@ class ImageRun:
         """One pass; its number, last loss and seconds."""
         start = time.perf_counter()
         self.objective.start_epoch(self)
-        steps = self.training.load(self._pack(self.epoch))
+        packed = self._pack(self.epoch)
+        steps = self.training.load(packed)
         self.training.run(steps)
         loss = float(self.training.loss)  # waits for the device
         seconds = time.perf_counter() - start
         self.epoch += 1
         self.seconds += seconds
-        self.views_seen += 2 * steps * self.recipe.rows
+        self.views_seen += 2 * packed.rows.size
         return {"epoch": self.epoch, "loss": loss, "seconds": seconds}
 
     @torch.no_grad()
@@ -114,10 +115,11 @@ class ImageRun:
         """(M, C) on the CPU, by the averaged network or the last one."""
         training = self.training
         training.network.eval()
-        parts = [
-            training.logits(self.views.plain(part.to(self.device)), average).cpu()
-            for part in images.split(PREDICTED_AT_ONCE)
-        ]
+        parts = []
+        for part in images.split(PREDICTED_AT_ONCE):
+            x = self.views.plain(part.to(self.device))
+            logits = training.logits(x, average)
+            parts.append((self.objective.judged(self, x, logits) if average else logits).cpu())
         training.network.train()
         return torch.cat(parts)
 
@@ -159,7 +161,7 @@ class ImageRun:
             few, many = np.flatnonzero(labelled), np.flatnonzero(~labelled)
             if isinstance(self.supervision, SemiSupervised):
                 many = np.arange(len(labelled))  # labelled images serve without their labels, too
-            part = min(self.recipe.labelled_rows, rows - 1) if len(few) else 0
+            part = self.recipe.rows_with_labels if len(few) else 0
             return pack_rows((few, many), (part, rows - part), rng)
         if int(self.sizes.max()) == 1:
             rows = min(rows, len(self.sizes))
@@ -171,6 +173,7 @@ class ImageRun:
 def default_objective(run: ImageRun) -> StepObjective:
     """Posterior-weighted risk; for gold labels among many unlabelled images, consistency."""
     if isinstance(run.supervision, SemiSupervised) and run.labelled is not None:
+        read_all(run.supervision, run.weak, run.sizes, run.num_classes)  # complains if need be
         labelled = torch.from_numpy(run.labelled).to(run.device)
         return AlignedConsistency(run.weak.to(run.device), labelled, run.num_classes, run.recipe)
     posterior = fixed_posterior(run.supervision, run.weak, run.sizes, run.num_classes, run.device, run.recipe.coupling)

@@ -71,7 +71,7 @@ def pack_rows(pools: Sequence[Array], counts: Sequence[int], rng: np.random.Gene
     steps = max(1, -(-len(pools[-1]) // counts[-1]))
     used = [(pool, count) for pool, count in zip(pools, counts, strict=True) if count]
     rows = pack_pools([pool for pool, _ in used], [count for _, count in used], steps, rng)
-    starts = np.broadcast_to(np.arange(rows.shape[1]), rows.shape)
+    starts = np.tile(np.arange(rows.shape[1]), (steps, 1))
     return Packed(rows, np.ones(rows.shape, dtype=bool), rows, starts, np.ones_like(rows))
 
 

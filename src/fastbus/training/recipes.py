@@ -25,11 +25,13 @@ class Recipe:
     epochs: passes over all bags, or over the unlabelled images where some are labelled.
     rows: images of a step; whole bags are packed into them. labelled_rows: of them, drawn from labelled images
         where the others have no label of their own.
-    learning_rate, momentum, weight_decay: of SGD with Nesterov's momentum, after `warmup` steps, by `schedule`.
+    learning_rate, momentum, weight_decay: of SGD with Nesterov's momentum, after `warmup` steps (a tenth of all at
+        most), by `schedule`.
     decay: of the averaged weights, which are evaluated; short runs average over a twentieth of their steps.
     teacher: posteriors are those of the averaged network's predictions, not of the network's own.
     own: each view has the posterior of its own predictions as targets, not that of the weak one. Pairs in order say
-        nothing about how many are positive, and targets from another view would let the network drift there.
+        nothing about how many are positive, very noisy labels little about anything, and targets from another view let
+        the network drift there: with 70 % wrong labels it ends at a single class.
     weak, strong: weights of the two views' losses. mixup: share of strong views mixed with another's, targets too.
     sharpen: power that targets are raised to in the first quarter of the steps, 1 leaves the posterior as it is;
         labels that name no class, as of similar pairs, have a symmetric start that EM is slow to leave.
@@ -66,16 +68,24 @@ class Recipe:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise InputError(f"recipe: {name}={value!r}; expected a whole number from {low}. Correct it.")
+        if not isinstance(self.backbone, str):
+            raise InputError(f"recipe: backbone={self.backbone!r}; expected the name of a network. Correct it.")
+        switches = ("teacher", "own")
+        for name in switches:
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"recipe: {name}={getattr(self, name)!r}; expected True or False. Correct it.")
         shares = ("momentum", "decay", "align")
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in whole or isinstance(value, (str, bool)):
+            if field.name in (*whole, *switches, "backbone", "schedule", "coupling"):
                 continue
             limit = 1.0 if field.name in shares else float("inf")
-            if not isinstance(value, (int, float)) or not 0 <= value < limit:
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < limit:
                 raise InputError(
                     f"recipe: {field.name}={value!r}; expected a number from 0, below {limit:g}. Correct it."
                 )
+        if not self.weak and not self.strong:
+            raise InputError("recipe: weak=0 and strong=0; expected a view that counts. Raise one of them.")
 
     def replace(self, **changes: Any) -> Recipe:
         """The recipe with some entries changed."""
@@ -88,6 +98,11 @@ class Recipe:
         """The network, its weights drawn from a seed."""
         options: dict[str, Any] = {"slope": self.slope} if self.backbone.startswith("wrn") else {}
         return build_backbone(self.backbone, input_shape, num_outputs, seed=seed, **options)
+
+    @property
+    def rows_with_labels(self) -> int:
+        """Rows of a step that are drawn from labelled images where others have no label: one is left for these."""
+        return min(self.labelled_rows, self.rows - 1)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -105,14 +120,14 @@ RECIPES: dict[str, Recipe] = {
     "pair_comparison": PAIRS.replace(own=True),
     "pair_similarity": PAIRS.replace(sharpen=2.0),
     "similarity_confidence": PAIRS.replace(sharpen=2.0),
-    "confidence_difference": PAIRS,
-    "positive_unlabeled": Recipe(epochs=60, rows=512, labelled_rows=64, teacher=True),
-    "unlabeled_unlabeled": Recipe(epochs=60, rows=512, labelled_rows=0, teacher=True),
+    "confidence_difference": PAIRS.replace(own=True),
+    "positive_unlabeled": Recipe(epochs=60, rows=512, labelled_rows=64),
+    "unlabeled_unlabeled": Recipe(epochs=60, rows=512, labelled_rows=0),
     "semi_supervised": Recipe(epochs=150, rows=512, labelled_rows=64, align=0.999),
     "partial_label": INSTANCES,
     "complementary_label": INSTANCES,
-    "noisy_label": INSTANCES.replace(teacher=True),
-    "crowd_label": INSTANCES.replace(teacher=True),
+    "noisy_label": INSTANCES.replace(own=True),
+    "crowd_label": INSTANCES.replace(own=True),
 }
 STEPS = 20_000  # of a fit whose epochs are left open, at most
 TABLE_STEPS, TABLE_ROWS = 1500, 64  # of a fit on rows of a table

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from fastbus.errors import InputError
 from fastbus.inference.fixed import FixedPosterior, Step
 from fastbus.training.recipes import Recipe
 
@@ -64,6 +65,10 @@ class StepObjective:
     def start_epoch(self, run: ImageRun) -> None:
         """Called before every pass over the data, outside of a captured step."""
 
+    def judged(self, run: ImageRun, x: Tensor, logits: Tensor) -> Tensor:
+        """Logits that are evaluated, from those of the averaged network at plain views x; on the run's device."""
+        return logits
+
 
 class PosteriorRisk(StepObjective):
     """Cross-entropy of both views with a posterior, by default that of the weak one: an EM step on exact inference."""
@@ -102,11 +107,21 @@ class AlignedConsistency(StepObjective):
     """
 
     def __init__(self, gold: Tensor, labelled: Tensor, num_classes: int, recipe: Recipe) -> None:
-        """gold (N,): classes; labelled (N,): where they are known; rows without are unlabelled."""
+        """gold (N,): classes; labelled (N,): where they are known; rows without are unlabelled.
+
+        Batches begin with `rows_with_labels` of the recipe.
+        """
         super().__init__()
-        self.gold, self.recipe = gold.clamp(min=0), recipe
+        self.gold, self.recipe = torch.where(labelled, gold, 0).long(), recipe
         self.labelled = labelled
-        shares = torch.bincount(gold[labelled], minlength=num_classes).double()
+        if not bool(labelled.any()):
+            raise InputError("no image with a label; expected some, the others -1. Give a few of them their class.")
+        if not recipe.rows_with_labels:
+            raise InputError(
+                f"recipe: rows={recipe.rows} with labelled_rows={recipe.labelled_rows}; expected room for one at least "
+                "beside unlabelled ones. Raise them."
+            )
+        shares = torch.bincount(self.gold[labelled], minlength=num_classes).double()
         self.target = (shares / shares.sum()).float()
         self.mean = torch.full((num_classes,), 1 / num_classes, device=gold.device)
         self.sure = torch.tensor([1 / num_classes, 1.0], device=gold.device)  # mean and variance of the confidence
@@ -116,7 +131,7 @@ class AlignedConsistency(StepObjective):
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         recipe = self.recipe
-        M, L = len(inputs.weak), recipe.labelled_rows
+        M, L = len(inputs.weak), recipe.rows_with_labels
         logits = inputs.network(torch.cat([inputs.weak, inputs.strong]))
         rows = inputs.step.rows
         log_prob = torch.log_softmax(logits, 1)
@@ -126,14 +141,17 @@ class AlignedConsistency(StepObjective):
         with torch.no_grad():
             p = (inputs.teacher(inputs.weak[L:]) if recipe.teacher else logits[L:M].detach()).softmax(1)
             keep = recipe.align
-            self.mean.mul_(keep).add_(p.mean(0), alpha=1 - keep)
-            p = p * (self.target / self.mean)
-            p = p / p.sum(1, keepdim=True)
+            tiny = torch.finfo(p.dtype).tiny
+            if keep:
+                self.mean.mul_(keep).add_(p.mean(0), alpha=1 - keep)
+                p = p * (self.target / self.mean)
+                p = p / p.sum(1, keepdim=True).clamp(min=tiny)
             confidence, label = p.max(1)
+            spread = confidence.var() if len(confidence) > 1 else confidence.new_zeros(())
             self.sure[0].mul_(keep).add_(confidence.mean(), alpha=1 - keep)
-            self.sure[1].mul_(keep).add_(confidence.var(), alpha=1 - keep)
+            self.sure[1].mul_(keep).add_(spread, alpha=1 - keep)
             below = (confidence - self.sure[0]).clamp(max=0)
-            weight = torch.exp(-(below**2) / (2 * self.sure[1] / 4))
+            weight = torch.exp(-(below**2) / (2 * self.sure[1] / 4).clamp(min=tiny))
         agree = -log_prob[M + L :].gather(1, label[:, None])[:, 0]
         return known + (weight * agree).mean()
 

@@ -26,6 +26,7 @@ KERNELS = {
     ("cuda", "counts"): ("gpu_counts", "solve_counts"),
     ("cuda", "any"): ("gpu_counts", "solve_any"),
     ("cuda", "lattice"): ("lattice", "solve_lattice"),
+    ("cuda", "pairs"): ("gpu_pairs", "solve_pairs"),
 }
 PAIR_KINDS = {
     "pair_comparison": "sorted",

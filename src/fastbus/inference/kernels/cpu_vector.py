@@ -13,9 +13,12 @@ import math
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import config, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
+
+if getattr(config, "DISABLE_JIT", False):  # as debuggers want it; vectors exist in compiled code alone
+    raise ImportError("Numba is told not to compile")
 
 LANES = 8
 # a * b + c may be one instruction, but nothing about infinities and NaN is taken for granted; x / 0 is no error

@@ -1,0 +1,74 @@
+"""GLWS against numbers worked out by hand: what its two terms compare, and with which view."""
+
+import numpy as np
+import pytest
+import torch
+
+from digit_runs import method_run
+from fastbus.methods.general import OwnPosteriorRisk
+from fastbus.methods.glws import PairEM, SemiEM, imbalance
+from method_steps import inputs_of, random_logits, step_of
+from pair_digits import pair_run
+from test_image_run import QUICK
+from test_methods_steps import Waiting
+
+
+@pytest.mark.parametrize("kind", ["pair_comparison", "confidence_difference"])
+def test_glws_compares_each_view_of_ordered_pairs_with_itself(kind: str) -> None:
+    objective = pair_run(kind, "glws").objective
+    assert isinstance(objective, PairEM)
+    views = [random_logits(8, 2, seed).float().requires_grad_() for seed in (0, 1)]
+    step = step_of([2, 2, 2, 2], empty=0)
+    inputs = inputs_of(views[0], views[1], step._replace(rows=step.rows[:8]))
+    likelihood = OwnPosteriorRisk(objective.posterior, QUICK)
+    for found, expected in zip(*(torch.autograd.grad(f(inputs), views) for f in (objective, likelihood)), strict=True):
+        assert torch.allclose(found, expected, atol=1e-7)
+    crossed = torch.autograd.grad(PairEM(objective.posterior, own=False)(inputs), views)[1]
+    assert not torch.allclose(crossed, expected, atol=1e-3)
+
+
+def test_glws_of_noisy_labels_by_hand() -> None:
+    run = method_run("noisy_label", "glws")
+    step = step_of([1, 1, 1, 1], empty=0)
+    step = step._replace(rows=step.rows[:4])
+    weak, strong = (random_logits(4, 10, seed).float() for seed in (0, 1))
+    said = run.weak[:4].numpy()
+    evidence = np.where(np.arange(10) == said[:, None], 0.8, 0.2 / 9)  # P(said | class)
+    p, r = (x.double().softmax(1).numpy() for x in (weak, strong))
+    q, s = ((x * evidence) / (x * evidence).sum(1, keepdims=True) for x in (p, r))
+    total = -np.log((p * evidence).sum(1)) - (q * np.log(s)).sum(1) - (p * np.log(r)).sum(1)
+    expected = float(total.mean() - 0.1 * np.log(p.mean(0)).mean())
+    assert float(run.objective(inputs_of(weak, strong, step))) == pytest.approx(expected, abs=1e-5)
+    uneven = torch.tensor([0.2, 0.1, 0.7])
+    mean = torch.tensor([[0.5, 0.25, 0.25]]).log()
+    assert float(imbalance(mean, uneven)) == pytest.approx(-0.2 * np.log(0.5) - 0.8 * np.log(0.25), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["label_proportion", "multi_instance", "semi_supervised", "positive_unlabeled"])
+def test_a_step_waits_for_nothing(kind: str) -> None:
+    run = method_run(kind, "glws", QUICK.replace(epochs=1))
+    run.training.load(run._pack(0))
+    with Waiting():
+        run.training.run(1)
+    assert bool(run.training.loss.isfinite())
+
+
+def test_targets_keep_the_three_most_probable_classes() -> None:
+    run = method_run("semi_supervised", "glws")
+    L, M = run.recipe.labelled_rows, 64
+    weak, strong = (random_logits(M, 10, seed).float() for seed in (0, 1))
+    objective = run.objective
+    assert isinstance(objective, SemiEM)
+    rows = torch.from_numpy(run._pack(0).rows[0])
+    step = step_of([1] * M, empty=0)._replace(rows=rows)
+    found = float(objective(inputs_of(weak, strong, step)))
+    gold = run.weak[rows[:L]]
+    known = sum(torch.nn.functional.cross_entropy(x[:L], gold) for x in (weak, strong)) / 2
+    p = weak[L:].softmax(1)
+    shares = torch.bincount(run.weak[run.weak >= 0], minlength=10) / (run.weak >= 0).sum()
+    aligned = p * shares / (0.999 / 10 + 0.001 * p.mean(0))
+    top, kept = aligned.sort(1, descending=True)
+    target = top[:, :3] / top[:, :3].sum(1, keepdim=True)
+    agree = -(target * strong[L:].log_softmax(1).gather(1, kept[:, :3])).sum(1).mean()
+    expected = known + agree - 0.1 * (shares * p.mean(0).log()).sum()
+    assert found == pytest.approx(float(expected), abs=1e-5)
