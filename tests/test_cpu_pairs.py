@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 import fastbus
+from express_batches import ordinary, quick
 from fastbus.errors import FastbusError
 from fastbus.inference.express_posterior import QuickPosterior
 from fastbus.inference.kernels.cpu_pairs import solve_pairs
@@ -46,20 +47,6 @@ def solve(kind: str, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, int]:
         x.reshape(2 * B, C), torch.arange(0, 2 * B, 2), torch.full((B,), 2), w, kind=kind
     )
     return posterior.view_as(x), likelihood, status
-
-
-def ordinary(*given: Any, **options: Any) -> fastbus.Posterior:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FASTBUS_KERNELS", "0")
-        post: fastbus.Posterior = fastbus.infer(*given, **options)
-    assert not isinstance(post, QuickPosterior)
-    return post
-
-
-def quick(*given: Any, **options: Any) -> fastbus.Posterior:
-    post = fastbus.infer(*given, **options)
-    assert isinstance(post, QuickPosterior), "the ordinary path was taken"
-    return post
 
 
 # -- the kernel alone --------------------------------------------------------------------------

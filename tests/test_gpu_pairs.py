@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fastbus
-from fastbus.inference.express_posterior import QuickPosterior
+from express_batches import ordinary, quick
 from fastbus.oracle import enumerate_posterior
 from fastbus.supervision.base import Supervision
 
@@ -64,20 +64,6 @@ def solve(kind: str, x: Tensor, w: Tensor, *, padded: bool = True, rounded: bool
     rows, starts, sizes = x.reshape(K * B, C), K * torch.arange(B), torch.full((B,), 2)
     posterior, *rest = solve_rows(kind, rows, starts, sizes, w, longest=K, padded=padded, rounded=rounded)
     return posterior.view_as(x), *rest
-
-
-def ordinary(*given: Any, **options: Any) -> fastbus.Posterior:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FASTBUS_KERNELS", "0")
-        post: fastbus.Posterior = fastbus.infer(*given, **options)
-    assert not isinstance(post, QuickPosterior)
-    return post
-
-
-def quick(*given: Any, **options: Any) -> fastbus.Posterior:
-    post = fastbus.infer(*given, **options)
-    assert isinstance(post, QuickPosterior), "the ordinary path was taken"
-    return post
 
 
 # -- the kernel alone --------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from torch import Tensor
 from fastbus.errors import InputError, choice
 from fastbus.methods.registry import Method, MethodOptions, register
 from fastbus.methods.rows import blend, candidates_of, linear_ramp, mean_where, soft_cross_entropy, view_logits
+from fastbus.numerics import log_complement
 from fastbus.training.image_run import ImageRun
 from fastbus.training.recipes import Recipe
 from fastbus.training.step_objective import StepInputs, StepObjective
@@ -60,8 +61,8 @@ def leveraged_loss(logits: Tensor, candidates: Tensor, weights: Tensor, beta: fl
     if base == "sigmoid":
         plus, minus = torch.sigmoid(-logits), torch.sigmoid(logits)
     else:
-        plus = -torch.log_softmax(logits, 1)
-        minus = -torch.log1p(-torch.softmax(logits, 1).clamp(max=1 - 1e-6))
+        log_prob = torch.log_softmax(logits, 1)
+        plus, minus = -log_prob, -log_complement(log_prob)
     return (weights * torch.where(candidates, plus, beta * minus)).sum(1)
 
 

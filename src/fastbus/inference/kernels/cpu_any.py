@@ -19,10 +19,10 @@ from fastbus.inference.kernels.cpu_blocks import (
     MISSING,
     Array,
     add_log,
-    answer,
     first_of_block,
     load_block,
     load_weak,
+    on_arrays,
     on_tensors,
     rows_are_right,
     write_block,
@@ -145,9 +145,4 @@ def solve_any(logits: Tensor, starts: Tensor, sizes: Tensor, weak: Tensor) -> tu
 
 def solve_arrays(logits: Array, starts: Array, sizes: Array, weak: Array) -> tuple[Array, Array, int]:
     """The same for contiguous arrays; logits (..., C) may have more axes, which make up the rows."""
-    posterior, likelihood = answer(logits, sizes)
-    return (
-        posterior,
-        likelihood,
-        _solve(logits.ravel(), logits.shape[-1], starts, sizes, weak.ravel(), posterior.ravel(), likelihood),
-    )
+    return on_arrays(_solve, logits, starts, sizes, weak)

@@ -113,6 +113,16 @@ def answer(logits: Array, sizes: Array) -> tuple[Array, Array]:
     return np.zeros(logits.shape, logits.dtype), np.empty(len(sizes))
 
 
+def on_arrays(
+    solve: Callable[..., int], logits: Array, starts: Array, sizes: Array, weak: Array
+) -> tuple[Array, Array, int]:
+    """A compiled kernel on contiguous arrays; logits (..., C) may have more axes, which make up the rows."""
+    posterior, likelihood = answer(logits, sizes)
+    rows, columns = logits.ravel(), logits.shape[-1]
+    status = solve(rows, columns, starts, sizes, weak.ravel(), posterior.ravel(), likelihood)
+    return posterior, likelihood, status
+
+
 def on_tensors(
     solve_arrays: Callable[..., tuple[Array, Array, int]],
     logits: Tensor,

@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from fastbus.inference.kernels import cpu_counts
-from fastbus.inference.kernels.cpu_blocks import LARGEST, MISSING, Array, answer, on_tensors, rows_are_right
+from fastbus.inference.kernels.cpu_blocks import LARGEST, MISSING, Array, answer, on_arrays, on_tensors, rows_are_right
 from fastbus.inference.kernels.cpu_vector import (
     LANES,
     add,
@@ -322,12 +322,7 @@ def solve_counts(logits: Tensor, starts: Tensor, sizes: Tensor, weak: Tensor) ->
 
 def solve_arrays(logits: Array, starts: Array, sizes: Array, weak: Array) -> tuple[Array, Array, int]:
     """The same for contiguous arrays; logits (..., C) may have more axes, which make up the rows."""
-    posterior, likelihood = answer(logits, sizes)
-    return (
-        posterior,
-        likelihood,
-        _solve(logits.ravel(), logits.shape[-1], starts, sizes, weak.ravel(), posterior.ravel(), likelihood),
-    )
+    return on_arrays(_solve, logits, starts, sizes, weak)
 
 
 def longest_by_recursion(C: int) -> int:
