@@ -103,7 +103,7 @@ FLAGS: dict[str, tuple[list[str], str]] = {
     "option no yaml": ([*FIT, *OUT, "--option", "noise=[1,"], "noise"),
     "noise of another form": ([*FIT, *OUT, "--option", "noise=0.3"], "noise=0.3"),
     "option of no part": ([*FIT[:-1], "label_proportion & semi_supervised", *OUT, "--option", "rate=1"], "'rate'"),
-    "prior missing": ([*TABLES, "--supervision", "positive_unlabeled", *OUT], "prior"),
+    "priors missing": ([*TABLES, "--supervision", "unlabeled_unlabeled", *OUT], "priors"),
     "prior of 2": ([*TABLES, "--supervision", "positive_unlabeled", "--option", "prior=2", *OUT], "prior"),
     "rate of 2": ([*TABLES, "--supervision", "noisy_label", "--option", "rate=2", *OUT], "rate"),
     "matrix of words": ([*TABLES, "--supervision", "noisy_label", "--option", "transition=[[a]]", *OUT], "transition"),

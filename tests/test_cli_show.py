@@ -225,7 +225,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "folder": (["label_proportion", "--out", "{here}/folder.svg"], "is a folder"),
     "unknown kind": (["label_proportions"], "expected one of"),
     "combination alone": (["label_proportion & semi_supervised"], "Draw its parts one by one"),
-    "option missing": (["positive_unlabeled"], "prior"),
+    "option missing": (["unlabeled_unlabeled"], "priors"),
     "option wrong": (["label_proportion", "--option", "kind=fuzzy"], "kind"),
     "option malformed": (["label_proportion", "--option", "kind"], "key=value"),
     "bag of none": (["label_proportion", "--bag-size", "0"], "--bag-size 0"),

@@ -11,6 +11,7 @@ import fastbus
 from fastbus.errors import CouplingError, InputError, SupervisionError
 from malformed import INF, NAN, Malformed, assert_refused, malformed, scores, table, weakly
 
+ONE_KNOWN = torch.tensor([[1, -1, -1]] * 4)  # positives of 4 bags of 3 instances
 COUNTS = torch.ones(4, 3, dtype=torch.long)  # of 4 bags of 3 instances, one of each of 3 classes
 RAGGED = torch.tensor([[True, True, True], [True, True, False], [True, True, True], [True] * 3])
 
@@ -180,7 +181,7 @@ SUPERVISIONS = [
     named("no-name", None, "supervision None"),
     named("list-of-names", ["multi_instance"], "supervision ['multi_instance']"),
     named("class", fastbus.LabelProportion, "LabelProportion", "Call it: LabelProportion(...)."),
-    named("name-needs-prior", "positive_unlabeled", "fastbus.PositiveUnlabeled(...)"),
+    weakly("prior-not-known", "positive_unlabeled", (4, 3, 2), ONE_KNOWN, "prior is not known", error=SupervisionError),
     named("name-needs-priors", "unlabeled_unlabeled", "fastbus.UnlabeledUnlabeled(...)"),
 ]
 

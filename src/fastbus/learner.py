@@ -47,6 +47,7 @@ from fastbus.training.config import TrainConfig
 from fastbus.training.fit import CHECKPOINT, TrainResult, train
 from fastbus.training.image_fit import train_images
 from fastbus.training.image_noise import with_known_confusions
+from fastbus.training.image_prior import with_known_prior
 from fastbus.training.inputs import as_bags, parts_of, read_inputs, read_weights, weak_columns
 from fastbus.training.noise import with_known_noise
 from fastbus.training.recipes import Recipe
@@ -58,7 +59,8 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
     """Trains an instance-level classifier from weak labels.
 
     supervision: a Supervision or its registry name. noisy_label and crowd_label without rates estimate their
-        confusion matrices out of fold first (`supervision_` holds them), at about the cost of a second fit.
+        confusion matrices out of fold first, positive_unlabeled without a prior the share of positives
+        (`supervision_` holds them), at about the cost of a second fit.
     head: "softmax", one class an instance; "sigmoid", any number of classes, a single output where there are two.
     classes, n_classes: where the weak labels do not show them. -1 marks missing labels unless it is in classes.
     backbone: "auto" (tables: linear below 100 rows, else an MLP as wide as the rows can feed; images: lenet5 for
@@ -284,15 +286,16 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
     def _with_known_noise(
         self, data: BagSet, recipe: Recipe | None, config: TrainConfig, views: Views | None, seed: int
     ) -> Supervision:
-        """The supervision, its confusion matrices estimated where they are not known."""
+        """The supervision, its confusion matrices and its share of positives estimated where they are not known."""
         if recipe is None:
             return with_known_noise(data, len(self.classes_), seed, self._out_of_fold(config, views))
         if self.method != OWN_METHOD:  # what a rival does not know, it learns in its own way
             return data.supervision
-        return with_known_confusions(
-            data.supervision, data.instances, data.weak, num_classes=self.n_outputs_, recipe=recipe, seed=seed,
-            device=str(device_of(self.device)), views=views,
-        )  # fmt: skip
+        options: dict[str, Any] = {
+            "recipe": recipe, "seed": seed, "device": str(device_of(self.device)), "views": views,
+        }  # fmt: skip
+        rule = with_known_prior(data.supervision, data.instances, data.weak, **options)
+        return with_known_confusions(rule, data.instances, data.weak, num_classes=self.n_outputs_, **options)
 
     def _train_by(self, recipe: Recipe, data: BagSet, views: Views, seed: int) -> TrainResult:
         if isinstance(self.backbone, nn.Module) or len(self.input_shape_) == 1:

@@ -70,7 +70,7 @@ def held_out_likelihood(fitted: Fitted, digits: Digits, held: Task) -> float:
     if not isinstance(rule, PositiveUnlabeled | UnlabeledUnlabeled):
         return fitted.likelihood(held)
     given = (held.weak == 1).astype(int) if isinstance(rule, PositiveUnlabeled) else held.weak
-    priors = (rule.prior, 1.0) if isinstance(rule, PositiveUnlabeled) else rule.priors
+    priors = (rule.known_prior, 1.0) if isinstance(rule, PositiveUnlabeled) else rule.priors
     sizes = np.bincount(given, minlength=len(priors))
     positives, negatives = sizes * priors, sizes * (1 - np.array(priors))
     # P(set | class): the draws of a share have no likelihood of their own, which set an image is in has one

@@ -159,7 +159,7 @@ def positive_unlabeled(truth: Truth, rule: PositiveUnlabeled, *, labelled: int |
 
     Left out, as many positives are labelled as leave the rule's prior among the unlabelled. `labelled`
     sets their number in each set, or their share of its positives; a prior that is then wrong by more
-    than four standard deviations is refused.
+    than four standard deviations is refused. A rule without a prior needs it.
     """
     labels = truth.positives()
     if truth.missing:
@@ -169,13 +169,16 @@ def positive_unlabeled(truth: Truth, rule: PositiveUnlabeled, *, labelled: int |
     for bag in range(int(group.max()) + 1):
         rows = np.flatnonzero(group == bag)
         positives = rows[labels[rows] == 1]
-        known = _num_labelled(truth, rule.prior, len(rows), len(positives), labelled, bag)
+        prior = rule.known_prior if labelled is None else rule.prior
+        known = _num_labelled(truth, prior, len(rows), len(positives), labelled, bag)
         told[truth.random.choice(positives, size=known, replace=False)] = 1
     return truth.per_instance(told)
 
 
-def _num_labelled(truth: Truth, prior: float, size: int, positives: int, labelled: int | float | None, bag: int) -> int:
-    if labelled is None:
+def _num_labelled(
+    truth: Truth, prior: float | None, size: int, positives: int, labelled: int | float | None, bag: int
+) -> int:
+    if labelled is None and prior is not None:
         # each further label takes one positive away and, by rounding, one or none of those expected, so
         # the difference cannot jump over zero
         for known in range(positives + 1):
@@ -192,6 +195,8 @@ def _num_labelled(truth: Truth, prior: float, size: int, positives: int, labelle
             "Lower it, or draw a larger set.",
         )
     rest = size - known
+    if prior is None:
+        return int(known)
     off = positives - known - rest * prior
     if labelled is None or abs(off) > max(1.0, 4 * math.sqrt(rest * prior * (1 - prior))):
         share = (positives - known) / max(rest, 1)

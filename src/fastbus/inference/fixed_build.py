@@ -81,7 +81,7 @@ def _plain_aggregate(supervision: Supervision) -> bool:
 def _known_share(supervision: Supervision, weak: Tensor, device: torch.device) -> FixedPosterior:
     if isinstance(supervision, PositiveUnlabeled):
         sets = torch.where(weak == 1, LABELLED, 0)
-        return KnownShare(sets.to(device), torch.tensor([float(supervision.prior)], device=device))
+        return KnownShare(sets.to(device), torch.tensor([supervision.known_prior], device=device))
     assert isinstance(supervision, UnlabeledUnlabeled)
     sets = torch.where(weak >= 0, weak, UNKNOWN).long()  # of NaN too
     return KnownShare(sets.to(device), torch.tensor([float(p) for p in supervision.priors], device=device))

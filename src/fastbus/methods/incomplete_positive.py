@@ -16,36 +16,18 @@ from fastbus.errors import InputError
 from fastbus.methods.mixing import BetaShares, mix
 from fastbus.methods.registry import Method, MethodOptions, register
 from fastbus.methods.rows import blend, labelled_part, mean_where, score, view_logits
+from fastbus.supervision.prior import best_bin_estimate
 from fastbus.training.image_run import PREDICTED_AT_ONCE, ImageRun
 from fastbus.training.recipes import Recipe
 from fastbus.training.step_objective import StepInputs, StepObjective
 
 HELD_OUT = 0.2  # share of positives and of unlabelled instances that only estimate the prior
 WARM = 0.1  # share of the passes in which every unlabelled instance is taken for a negative
-BIN_SLACK, BIN_DOUBT = 0.01, 0.1  # gamma and delta of the best bin
 ALIGN_ALONE = 0.5  # share of the passes without mixing, in which label distributions are aligned
 FIRST_ENTROPY, ENTROPY, MIXUP, MIXUP_ENTROPY, MIXUP_ALPHA = 0.002, 0.004, 5.0, 0.04, 6.0
 # The authors' second stage starts at a tenth of the first one's rate, where a cosine schedule has come down to a half.
 SECOND_STAGE = 0.2
 VAR_ALPHA, VAR_WEIGHT = 0.3, 0.03
-
-
-def best_bin_estimate(
-    positive: Tensor, unlabelled: Tensor, slack: float = BIN_SLACK, doubt: float = BIN_DOUBT
-) -> float:
-    """The share of positives among the unlabelled, from scores of held-out positives (P,) and of unlabelled (U,).
-
-    q_u(c) / q_p(c), with q the share of scores from c on, bounds that share from above wherever negatives score
-    below c. The threshold c is the one at which the bound with its uncertainty,
-    (q_u + (1 + slack) (w_u + w_p)) / q_p with w = sqrt(log(4 / doubt) / 2n), is smallest.
-    """
-    positive, unlabelled = positive.double().sort().values, unlabelled.double().sort().values
-    cuts = torch.cat([positive, unlabelled])
-    at_least = [(len(x) - torch.searchsorted(x, cuts, right=False)).double() / len(x) for x in (positive, unlabelled)]
-    q_p, q_u = (q[at_least[0] > 0] for q in at_least)
-    width = sum(math.sqrt(math.log(4 / doubt) / (2 * len(x))) for x in (positive, unlabelled))
-    best = int(((q_u + (1 + slack) * width) / q_p).argmin())
-    return min(1.0, float(q_u[best] / q_p[best]))
 
 
 def lowest_share(scores: Tensor, share: float) -> Tensor:

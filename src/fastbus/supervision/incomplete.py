@@ -22,6 +22,7 @@ from fastbus.supervision.evidence import Evidence, Rule, Soft, log_indicator
 from fastbus.supervision.imperfect import InstanceEvidence
 from fastbus.supervision.options import number
 from fastbus.supervision.pairwise import PairSimilarity
+from fastbus.supervision.prior import estimate_prior
 from fastbus.supervision.reading import WeakReader
 
 Constraint = Literal["jeffrey", "likelihood", "count", "mean"]
@@ -129,14 +130,43 @@ class UnlabeledSet(Counting):
 
 
 class PositiveUnlabeled(UnlabeledSet):
-    """Some positives are known; the rest of the bag is an unlabelled draw with a known prior."""
+    """Some positives are known; the rest of the bag is an unlabelled draw.
+
+    prior: share of positives in that draw. None where nobody knows it: `WeakClassifier` estimates it, as `estimate`
+        does from scores; inference needs it.
+    """
 
     name = "positive_unlabeled"
 
-    def __init__(self, prior: float, *, constraint: Constraint = "count") -> None:
+    def __init__(self, prior: float | None = None, *, constraint: Constraint = "count") -> None:
         choice(constraint, CONSTRAINTS, f"{self.name}: constraint", SupervisionError)
-        self.prior = _checked_prior(prior, self.name)
+        self.prior = None if prior is None else _checked_prior(prior, self.name)
         self.constraint = constraint
+
+    @classmethod
+    def estimate(cls, log_prob: Tensor, weak: Tensor, fold: Tensor | None = None, **options: Any) -> PositiveUnlabeled:
+        """With the prior estimated from predictions (N, 2) or scores (N,) that did not see the labels (N,), 1 or -1.
+
+        fold: (N,) which classifier predicted an instance, where there were several. options: those of the class.
+        """
+        if log_prob.dim() not in (1, 2) or (log_prob.dim() == 2 and log_prob.shape[1] > 2):
+            raise InputError(
+                f"predictions {tuple(log_prob.shape)}; expected scores (N,) or two classes (N, 2). Group the classes "
+                "into two."
+            )
+        pair = log_prob.dim() == 2 and log_prob.shape[1] == 2
+        scores = log_prob[:, 1] - log_prob[:, 0] if pair else log_prob.flatten()
+        return cls(estimate_prior(scores, weak == 1, fold), **options)
+
+    @property
+    def known_prior(self) -> float:
+        """The prior, or a complaint where it is not known."""
+        if self.prior is None:
+            raise SupervisionError(
+                f"{self.name}: prior is not known; expected the share of positives, in (0, 1). Pass prior=, or "
+                "estimate it from out-of-fold predictions with the class method estimate."
+            )
+        return self.prior
 
     def read(self, weak: object, reader: WeakReader) -> Evidence:
         values = reader.per_instance(weak)
@@ -153,7 +183,7 @@ class PositiveUnlabeled(UnlabeledSet):
         drawn = (mask & ~labelled).sum(1)
         positive = torch.tensor([False, True], device=reader.device)
         gold = log_indicator(positive | ~labelled[..., None], reader.dtype)
-        prior = torch.full((reader.B,), self.prior, dtype=reader.dtype, device=reader.device)
+        prior = torch.full((reader.B,), self.known_prior, dtype=reader.dtype, device=reader.device)
         rule = self.set_rule(prior, drawn, labelled.sum(1), drawn > 0, reader)
         return Evidence(rules=(rule,), instance=gold, instance_observed=labelled, names=(self.title,))
 

@@ -39,6 +39,13 @@ def _trying_algorithms(on: bool) -> Iterator[None]:
         cudnn.benchmark = before
 
 
+def _by_type(mine: list[Tensor], theirs: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Pairs of tensors, those of one type together: the device copies a list of them at once."""
+    types = list(dict.fromkeys(x.dtype for x in mine))
+    pairs = [[(a, b) for a, b in zip(mine, theirs, strict=True) if a.dtype == dtype] for dtype in types]
+    return [([a for a, _ in some], [b for _, b in some]) for some in pairs]
+
+
 class GraphedTraining:
     """Trains a network on images (N, C, H, W) bytes, one replay a step; `steps` in all set the schedule.
 
@@ -68,6 +75,7 @@ class GraphedTraining:
         # what is frozen stays as it is, in the average too
         trained = [p.requires_grad for p in self.network.parameters()]
         self.averaged = [p for p, learns in zip(self.average.parameters(), trained, strict=True) if learns]
+        self.buffers = _by_type(list(self.average.buffers()), list(self.network.buffers()))
         self.own = list(objective.learned.values())
         self.own_rates = [objective.rates.get(name, 1.0) for name in objective.learned]
         self.velocity = [torch.zeros_like(p) for p in self.parameters]
@@ -174,8 +182,8 @@ class GraphedTraining:
         keep = torch.clamp((1 + self.count) / (10 + self.count), max=limit).float()
         torch._foreach_mul_(self.averaged, keep)
         torch._foreach_add_(self.averaged, torch._foreach_mul(self.parameters, 1 - keep))
-        for mine, theirs in zip(self.average.buffers(), self.network.buffers(), strict=True):
-            mine.copy_(theirs)
+        for averages, latest in self.buffers:
+            torch._foreach_copy_(averages, latest)
 
     # -- restart --------------------------------------------------------------------------------
 

@@ -1,8 +1,10 @@
-"""Confusion matrices that the caller does not know, estimated from out-of-fold predictions.
+"""Confusion matrices and shares of positives that the caller does not know, estimated from out-of-fold predictions.
 
 A network that saw a noisy label foretells it, so the bags are dealt into folds: a network trained on the labels
 as they are (of a crowd: on the majority of its answers) predicts the fold it did not see, and the matrices are
 counted there. The classifier is then trained with the matrices held fixed.
+Where some positives are known, the network tells them from all others, and its ranks show how many of these are like
+them.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from fastbus.errors import InputError
+from fastbus.inference.fixed_build import read_all
 from fastbus.supervision.base import Supervision
 from fastbus.supervision.combine import Combination
 from fastbus.supervision.imperfect import CrowdLabel, NoisyLabel
-from fastbus.supervision.incomplete import SemiSupervised
+from fastbus.supervision.incomplete import PositiveUnlabeled, SemiSupervised
 from fastbus.training.bag_set import BagSet
 
 FOLDS = 3
@@ -24,17 +28,58 @@ Predict = Callable[[BagSet, Tensor], Tensor]  # (training set, rows to predict) 
 
 
 def with_known_noise(data: BagSet, num_classes: int, seed: int, predict: Predict) -> Supervision:
-    """The supervision of `data`, its unknown confusion matrices estimated; itself where all are known."""
+    """The supervision of `data`, its unknown matrices and shares estimated; itself where all are known."""
     parts = []
     for part, weak in zip(data.parts, data.parts_of(data.weak), strict=True):
         if isinstance(part, NoisyLabel) and part.transition is None and part.rate is None:
             part = NoisyLabel.estimate(_out_of_fold(data, weak, seed, predict), weak)
         elif isinstance(part, CrowdLabel) and part.transitions is None and part.rate is None:
             part = CrowdLabel.estimate(_out_of_fold(data, majority(weak, num_classes), seed, predict), weak)
+        elif isinstance(part, PositiveUnlabeled) and part.prior is None:
+            part = _with_prior(part, data, weak, seed, predict)
         parts.append(part)
     if all(new is old for new, old in zip(parts, data.parts, strict=True)):
         return data.supervision
     return Combination(*parts) if isinstance(data.supervision, Combination) else parts[0]
+
+
+def fold_of(labels: Tensor, folds: int, seed: int) -> Tensor:
+    """A fold 0..folds-1 for each entry of labels (N,), every label dealt evenly."""
+    fold = torch.empty(len(labels), dtype=torch.long)
+    for label in labels.unique().tolist():
+        rows = torch.nonzero(labels == label).flatten()
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+        fold[rows[order]] = torch.arange(len(rows)) % folds
+    return fold
+
+
+def known_positives(weak: Tensor, folds: int) -> Tensor:
+    """Which instances are known positives, from labels (N,); each fold must get some of them, and some others."""
+    read_all(PositiveUnlabeled(0.5), weak, torch.ones(len(weak), dtype=torch.long), 2)  # complains of other labels
+    positive = weak == 1
+    known = int(positive.sum())
+    if known < folds or len(positive) - known < folds:
+        raise InputError(
+            f"positive_unlabeled: {known} known positives and {len(positive) - known} unlabelled instances to estimate "
+            f"the prior from; expected {folds} or more of each. Pass prior=."
+        )
+    return positive
+
+
+def _with_prior(rule: PositiveUnlabeled, data: BagSet, weak: Tensor, seed: int, predict: Predict) -> PositiveUnlabeled:
+    """Positives against unlabelled instances, both together weighing the same."""
+    positive = known_positives(weak, FOLDS)
+    fold = fold_of(positive.long(), FOLDS, seed)
+    rare = (~positive).sum() / positive.sum()
+    weight = torch.where(positive, rare, 1.0).to(torch.float32)
+    weight = weight if data.sample_weights is None else weight * data.sample_weights
+    ones = torch.ones(len(positive), dtype=torch.long)
+    plain = BagSet(SemiSupervised(), data.instances, ones, positive.long(), None, weight)
+    logits = torch.zeros(len(positive), 2)
+    for number in range(FOLDS):
+        seen, mine = (torch.nonzero(x).flatten() for x in (fold != number, fold == number))
+        logits[mine] = predict(plain.subset(seen), data.instances[mine]).float()
+    return PositiveUnlabeled.estimate(logits, weak, fold, constraint=rule.constraint)
 
 
 def majority(answers: Tensor, num_classes: int) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from fastbus.bench.paper.draw import num_classes
 from fastbus.bench.paper.grid import Cell
 from fastbus.errors import InputError
 from fastbus.methods.registry import get_method, method_names, objective_of
@@ -61,8 +62,11 @@ Objective = Callable[["ImageRun"], "StepObjective"]
 
 
 def applies(method: str, cell: Cell) -> bool:
-    """Whether the method serves the cell's setting."""
-    return method in OWN or cell.setting in get_method(method).settings
+    """Whether the method serves the cell's setting, and as many classes as it has."""
+    if method in OWN:
+        return True
+    known = get_method(method)
+    return cell.setting in known.settings and not (known.binary and num_classes(cell) > 2)
 
 
 def objective_for(method: str, cell: Cell) -> Objective | None:
