@@ -7,6 +7,7 @@ import torch
 from digit_runs import method_run
 from fastbus.methods.general import OwnPosteriorRisk
 from fastbus.methods.glws import PairEM, SemiEM, imbalance
+from fastbus.training.step_objective import PosteriorRisk, doubtful
 from method_steps import inputs_of, random_logits, step_of
 from pair_digits import pair_run
 from test_image_run import QUICK
@@ -72,3 +73,30 @@ def test_targets_keep_the_three_most_probable_classes() -> None:
     agree = -(target * strong[L:].log_softmax(1).gather(1, kept[:, :3])).sum(1).mean()
     expected = known + agree - 0.1 * (shares * p.mean(0).log()).sum()
     assert found == pytest.approx(float(expected), abs=1e-5)
+
+
+@pytest.mark.parametrize("method", ["glws", "fastbus"])
+def test_doubt_leads_out_of_a_single_class(method: str) -> None:
+    """All instances far on one side: comparisons agree, and only doubt tells the two of a pair apart."""
+    posterior = pair_run("pair_comparison", "glws").objective.posterior
+    step = step_of([2, 2, 2, 2], empty=0)
+    step = step._replace(rows=step.rows[:8])
+
+    def slope(doubt: float) -> torch.Tensor:
+        views = [torch.tensor([-15.0, 15.0]).repeat(8, 1).requires_grad_() for _ in range(2)]
+        recipe = QUICK.replace(own=True, doubt=doubt)
+        objective = PairEM(posterior, True, doubt) if method == "glws" else PosteriorRisk(posterior, recipe)
+        return torch.autograd.grad(objective(inputs_of(views[0], views[1], step)), views)[0]
+
+    assert float(slope(0.0).abs().max()) < 1e-7
+    # the less positive one of a pair goes down, the other hardly moves
+    pairs = slope(0.02)[:, 1].view(4, 2)
+    less, more = pairs.max(1).values, pairs.min(1).values
+    assert bool((less > 1e-3).all()) and bool((more.abs() < less / 50).all())
+
+
+def test_doubt_mixes_an_even_guess_in() -> None:
+    logits = random_logits(5, 3, 0)
+    mixed = doubtful(logits, 0.1).softmax(1)
+    assert torch.allclose(mixed, 0.9 * logits.softmax(1) + 0.1 / 3, atol=1e-12)
+    assert doubtful(logits, 0.0) is logits

@@ -27,7 +27,7 @@ from fastbus.methods.rows import (
     view_logits,
 )
 from fastbus.methods.uum import SeenClosedForm
-from fastbus.training.step_objective import StepInputs, StepObjective
+from fastbus.training.step_objective import StepInputs, StepObjective, doubtful
 
 if TYPE_CHECKING:
     from fastbus.training.image_run import ImageRun
@@ -85,18 +85,18 @@ class BagEM(StepObjective):
 class PairEM(StepObjective):
     """Pairs, hard or soft, whose four labellings are solved together.
 
-    own: the strong view is compared with its own posterior, not with that of the weak one.
+    own: the strong view is compared with its own posterior, not with that of the weak one. doubt: as in a recipe.
     """
 
-    def __init__(self, posterior: FixedPosterior, own: bool) -> None:
+    def __init__(self, posterior: FixedPosterior, own: bool, doubt: float = 0.0) -> None:
         super().__init__()
-        self.posterior, self.own, self.capturable = posterior, own, posterior.capturable
+        self.posterior, self.own, self.doubt, self.capturable = posterior, own, doubt, posterior.capturable
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         weak, strong = view_logits(inputs)
         with torch.no_grad():
-            q = self.posterior(weak.detach(), inputs.step)
-            q_strong = self.posterior(strong.detach(), inputs.step) if self.own else q
+            q = self.posterior(doubtful(weak.detach(), self.doubt), inputs.step)
+            q_strong = self.posterior(doubtful(strong.detach(), self.doubt), inputs.step) if self.own else q
         return mean_where(soft_cross_entropy(strong, q_strong) + soft_cross_entropy(weak, q), inputs.real) / 2
 
 
@@ -209,7 +209,7 @@ def make_glws(run: ImageRun, options: MethodOptions) -> StepObjective:
     if name == "positive_unlabeled":
         return PositiveEM(run)
     # which of two is the more positive, or by how much, says little about how many are: that would drift
-    return PairEM(exact_posterior(run), own=name in ("pair_comparison", "confidence_difference"))
+    return PairEM(exact_posterior(run), name in ("pair_comparison", "confidence_difference"), run.recipe.doubt)
 
 
 register(
@@ -234,9 +234,10 @@ register(
         "negative confidence differences are lost, comparisons are normalised over the pair instead of the classes, "
         "and only sure negatives of multi-instance bags enter the EM term. "
         "Two views instead of three. Of bags and pairs the two terms are averaged, not added. Comparisons and "
-        "differences: each view has its own posterior, and the likelihood, which their code leaves out of comparisons, "
-        "enters. Unlabelled rows: the posterior given the share of positives stands for that given their count, for "
-        "both views. On pairs it is then near FastBUS's own objective, on similar ones without its sharper start.",
+        "differences: each view has its own posterior, the recipe's doubt, and the likelihood, which their code leaves "
+        "out of comparisons. Unlabelled rows: the posterior given the share of positives stands for that given their "
+        "count, for both views. On pairs it is then near FastBUS's own objective, on similar ones without its sharper "
+        "start.",
         make=make_glws,
     )
 )

@@ -32,6 +32,9 @@ class Recipe:
     own: each view has the posterior of its own predictions as targets, not that of the weak one. Pairs in order say
         nothing about how many are positive, very noisy labels little about anything, and targets from another view let
         the network drift there: with 70 % wrong labels it ends at a single class.
+    doubt: share of an even guess that is mixed into predictions before their posterior is taken. A network that calls
+        everything by one class agrees with comparisons of pairs whichever way they go, and without doubt it stays so:
+        of 12 runs on pairs of digits in bfloat16 3 ended there, with a doubt of .02 none, the others as good as before.
     weak, strong: weights of the two views' losses. mixup: share of strong views mixed with another's, targets too.
     sharpen: power that targets are raised to in the first quarter of the steps, 1 leaves the posterior as it is;
         labels that name no class, as of similar pairs, have a symmetric start that EM is slow to leave.
@@ -52,6 +55,7 @@ class Recipe:
     decay: float = 0.999
     teacher: bool = False
     own: bool = False
+    doubt: float = 0.0
     weak: float = 1.0
     strong: float = 1.0
     mixup: float = 0.0
@@ -74,7 +78,7 @@ class Recipe:
         for name in switches:
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"recipe: {name}={getattr(self, name)!r}; expected True or False. Correct it.")
-        shares = ("momentum", "decay", "align")
+        shares = ("momentum", "decay", "align", "doubt")
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in (*whole, *switches, "backbone", "schedule", "coupling"):
@@ -117,10 +121,10 @@ INSTANCES = Recipe(epochs=100, rows=128, backbone="resnet18", learning_rate=0.05
 RECIPES: dict[str, Recipe] = {
     "multi_instance": BAGS,
     "label_proportion": BAGS,
-    "pair_comparison": PAIRS.replace(own=True),
+    "pair_comparison": PAIRS.replace(own=True, doubt=0.02),
     "pair_similarity": PAIRS.replace(sharpen=2.0),
     "similarity_confidence": PAIRS.replace(sharpen=2.0),
-    "confidence_difference": PAIRS.replace(own=True),
+    "confidence_difference": PAIRS.replace(own=True, doubt=0.02),
     "positive_unlabeled": Recipe(epochs=60, rows=512, labelled_rows=64),
     "unlabeled_unlabeled": Recipe(epochs=60, rows=512, labelled_rows=0),
     "semi_supervised": Recipe(epochs=150, rows=512, labelled_rows=64, align=0.999),

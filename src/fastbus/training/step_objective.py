@@ -92,7 +92,7 @@ class PosteriorRisk(StepObjective):
         return risk / (q.sum() * recipe.weak + q_strong.sum() * recipe.strong)
 
     def _targets(self, logits: Tensor, inputs: StepInputs) -> Tensor:
-        q = self.posterior(logits, inputs.step)
+        q = self.posterior(doubtful(logits, self.recipe.doubt), inputs.step)
         if self.recipe.sharpen != 1:
             q = sharpened(q, torch.where(inputs.progress < SHARPENED_SHARE, self.recipe.sharpen, 1.0))
         return torch.where(inputs.real[:, None], q, 0.0)
@@ -154,6 +154,13 @@ class AlignedConsistency(StepObjective):
             weight = torch.exp(-(below**2) / (2 * self.sure[1] / 4).clamp(min=tiny))
         agree = -log_prob[M + L :].gather(1, label[:, None])[:, 0]
         return known + (weight * agree).mean()
+
+
+def doubtful(logits: Tensor, doubt: float) -> Tensor:
+    """Logits (M, C) of the predictions with a share of an even guess mixed in."""
+    if not doubt:
+        return logits
+    return torch.log((1 - doubt) * logits.softmax(1) + doubt / logits.shape[1])
 
 
 def mixed(images: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor | None, Tensor]:
