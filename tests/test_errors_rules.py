@@ -44,7 +44,7 @@ PRIORS = [
     option("prior-percent", lambda: fastbus.PositiveUnlabeled(30), "prior 30;"),
     option("prior-nan", lambda: fastbus.PositiveUnlabeled(NAN), "prior nan;"),
     option("prior-text", lambda: fastbus.PositiveUnlabeled("0.3"), "prior '0.3';"),
-    option("prior-none", lambda: fastbus.PositiveUnlabeled(None), "prior None;"),
+    option("prior-none", lambda: fastbus.SimilarDissimilarUnlabeled(None), "prior None;"),
     option("prior-bool", lambda: fastbus.PositiveUnlabeled(True), "prior True;"),
     option("priors-empty", lambda: fastbus.UnlabeledUnlabeled([]), "priors=[]", "(0.2, 0.7)"),
     option("priors-number", lambda: fastbus.UnlabeledUnlabeled(0.3), "priors=0.3"),

@@ -263,7 +263,7 @@ MALFORMED: list[tuple[type[Exception], str, Any, tuple[Any, ...], dict[str, Any]
     (InputError, "classes", WeakClassifier("label_proportion", n_classes=4), (X, COUNTS, IDS), {}),
     (WeakLabelError, "tuple of 2", LabelProportion() & PartialLabel(), (X, COUNTS, IDS), {}),
     (SupervisionError, "one of", "no_such_kind", (X, Y), {}),
-    (SupervisionError, "needs options", "positive_unlabeled", (X, Y), {}),
+    (SupervisionError, "needs options", "unlabeled_unlabeled", (X, Y), {}),
     (SupervisionError, "sum over", SimilarDissimilarUnlabeled(0.4), (X, Y), {}),
     (InputError, "head", WeakClassifier(head="tanh"), (X, Y), {}),  # type: ignore[arg-type]
     (InputError, "device", WeakClassifier(device="tpu9"), (X, Y), {}),
