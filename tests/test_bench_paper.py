@@ -228,6 +228,7 @@ def test_a_run_that_stops_at_its_deadline_goes_on_exactly(
     setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_module, "START_MARGIN", 0.0)
+    monkeypatch.setattr(run_module, "NOISE_MARGIN", 0.0)
     job = tiny_job(setting)
     whole = work(job, place(tmp_path / "whole"))
     stops = 0

@@ -8,11 +8,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
 import fastbus
+from fastbus import cli
 from fastbus.data.draws import draw_positive_unlabeled
 from fastbus.errors import FastbusError
 from fastbus.supervision.prior import estimate_prior
 from fastbus.training import image_prior
 from fastbus.training.recipes import recipe_for
+from fastbus.training.set_score import membership_score, sets_of
 
 PIXELS, LABELS = load_digits(return_X_y=True)
 HIGH = (LABELS >= 5).astype(np.int64)
@@ -98,6 +100,42 @@ def test_the_recipe_for_images_finds_the_share(monkeypatch: pytest.MonkeyPatch) 
 def test_too_few_to_estimate_from_are_refused(weak: list[int], text: str) -> None:
     with pytest.raises(FastbusError, match=text):
         fastbus.WeakClassifier("positive_unlabeled", epochs=1).fit(PIXELS[:20], np.array(weak))
+
+
+@pytest.mark.parametrize("method", ["cvir", "var_pu"])
+def test_rivals_that_need_no_prior_are_not_asked_for_one(method: str) -> None:
+    rows, weak = drawn(100, 0.4, 3)
+    clf = fastbus.WeakClassifier("positive_unlabeled", method=method, recipe={"epochs": 1}, random_state=0)
+    clf.fit(PIXELS[rows[:300]], weak[:300])
+    assert clf.predict(PIXELS[:5]).shape == (5,)
+
+
+def test_a_queue_is_left_to_the_training_proper() -> None:
+    rows, weak = drawn(100, 0.4, 3)
+    clf = fastbus.WeakClassifier("positive_unlabeled", queue=64, epochs=2, random_state=0).fit(PIXELS[rows], weak)
+    assert 0 < clf.supervision_.known_prior < 1
+
+
+def test_tables_without_a_prior_are_checked(tmp_path, capsys) -> None:  # type: ignore[no-untyped-def]
+    rows, weak = drawn(5, 0.4, 3)
+    lines = ["x,weak"] + [f"{row},{'1' if told == 1 else ''}" for row, told in zip(rows[:20], weak[:20], strict=True)]
+    (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
+    assert cli.main(["check", str(tmp_path / "table.csv"), "--supervision", "positive_unlabeled"]) == 0
+    (tmp_path / "table.csv").write_text("x,weak\n1,1\n2,0\n")
+    assert cli.main(["check", str(tmp_path / "table.csv"), "--supervision", "positive_unlabeled"]) == 2
+    assert "row 2" in capsys.readouterr().err
+
+
+def test_membership_is_foretold_best_by_the_truth() -> None:
+    """Worked by hand: 2 of 4 known positives, prior 1/2 among the 2 others, one certain positive and one negative."""
+    rule, weak = fastbus.PositiveUnlabeled(0.5), np.array([1, 1, -1, -1])
+    sets = sets_of(rule, weak)
+    assert sets is not None
+    sure = np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
+    # P(known | positive) = 2/3, P(unlabelled | positive) = 1/3, P(unlabelled | negative) = 1
+    assert membership_score(sure, *sets) == pytest.approx((2 * np.log(2 / 3) + np.log(1 / 3)) / 4)
+    for always in (0.98, 0.02):  # a single class for all
+        assert membership_score(np.tile([1 - always, always], (4, 1)), *sets) < membership_score(sure, *sets)
 
 
 def test_inference_and_drawing_without_a_prior_are_refused() -> None:

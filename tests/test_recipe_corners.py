@@ -18,7 +18,7 @@ from fastbus.training.image_noise import with_known_confusions
 from fastbus.training.image_run import ImageRun
 from fastbus.training.packing import pack_bags
 from fastbus.training.recipes import Recipe
-from fastbus.training.step_objective import StepInputs, StepObjective
+from fastbus.training.step_objective import StepInputs, StepObjective, mixed
 
 DATA = load_digits()
 BYTES = np.rint(DATA.images * (255 / 16)).astype(np.uint8)[:, None]
@@ -228,3 +228,13 @@ def test_weights_that_a_kind_of_label_asks_for_are_not_dropped() -> None:
     rule = fastbus.PositiveConfidence(weighting="pconf")
     with pytest.raises(InputError, match="weighs"):
         WeakClassifier(rule, recipe=True).fit(BYTES[:40], np.full(40, 0.9))
+
+
+@pytest.mark.parametrize("shape", [(6, 3, 4, 4), (6, 5)])
+def test_images_and_rows_of_tables_are_mixed(shape: tuple[int, ...]) -> None:
+    inputs = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    together, partner, own = mixed(inputs, 1.0, torch.Generator().manual_seed(1))
+    assert partner is not None and together.shape == shape
+    for row in range(6):
+        by_hand = own[row] * inputs[row] + (1 - own[row]) * inputs[int(partner[row])]
+        assert torch.allclose(together[row], by_hand)

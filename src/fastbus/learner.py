@@ -49,7 +49,7 @@ from fastbus.training.image_fit import train_images
 from fastbus.training.image_noise import with_known_confusions
 from fastbus.training.image_prior import with_known_prior
 from fastbus.training.inputs import as_bags, parts_of, read_inputs, read_weights, weak_columns
-from fastbus.training.noise import with_known_noise
+from fastbus.training.noise import readable, with_known_noise
 from fastbus.training.recipes import Recipe
 from fastbus.training.views import Views
 from fastbus.training.whole_set import infer_set, split_bags, supervised_by
@@ -213,7 +213,8 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         # every weak label is read once before training, so that a complaint names the caller's bag
         with torch.no_grad():
             zeros = torch.zeros(len(rows), self.n_outputs_)
-            infer_set(whole, zeros, grouped.ids, **self._inference(), rank=self.rank)
+            told = supervised_by(whole, readable(whole.supervision))  # a rival may do without a prior
+            infer_set(told, zeros, grouped.ids, **self._inference(), rank=self.rank)
         if recipe is not None:
             assert views is not None, "a recipe asks for views"
             result, self.evolution_ = self._train_by(recipe, training, views, seed), None
@@ -325,7 +326,8 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         def predict(data: BagSet, rows: Tensor) -> Tensor:
             # what is plugged in comes afterwards: here only the noise is looked for
             network = self._network(len(data.instances), short.seed)
-            network = self._train(network, self._loss(data.supervision), data, short, None, views, None).network
+            loss = self._loss(data.supervision, queue=None)
+            network = self._train(network, loss, data, short, None, views, None).network
             logits = self._forward(network, rows, views)
             return logits if logits.shape[1] > 1 else torch.cat([torch.zeros_like(logits), logits], 1)
 

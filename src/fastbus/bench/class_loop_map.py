@@ -231,6 +231,11 @@ def main() -> None:
         kept = [json.loads(line) for path in asked.show for line in path.read_text(encoding="utf-8").splitlines()]
         print(table(kept))
         return
+    for name in asked.only:
+        if not (asked.data / f"multilabel_{name}.npz").is_file():
+            parser.error(
+                f"no multilabel_{name}.npz in {asked.data}; expected the multi-label set. Pass its folder, --data"
+            )
     about = circumstances()
     if asked.out is not None:
         asked.out.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,8 @@ import numpy as np
 from fastbus.bench.demo_fit import Fitted, Settings, fit_weak
 from fastbus.bench.demo_kinds import KINDS, Array, Digits, Task
 from fastbus.bench.demo_run import make_task, split_digits
-from fastbus.supervision import PositiveConfidence, PositiveUnlabeled, UnlabeledUnlabeled
+from fastbus.supervision import PositiveConfidence
+from fastbus.training.set_score import membership_score, sets_of
 
 HELD_OUT = 0.2
 DROPOUTS = (0.0, 0.2, 0.5)
@@ -67,16 +68,10 @@ def held_out_likelihood(fitted: Fitted, digits: Digits, held: Task) -> float:
     if isinstance(rule, PositiveConfidence):  # minus the risk that it trains on
         log_probs = np.log(fitted.probabilities(digits.images[held.rows]))  # (N, 2)
         return float((log_probs[:, 1] + (1 - held.weak) / held.weak * log_probs[:, 0]).mean())
-    if not isinstance(rule, PositiveUnlabeled | UnlabeledUnlabeled):
+    sets = sets_of(rule, held.weak)
+    if sets is None:
         return fitted.likelihood(held)
-    given = (held.weak == 1).astype(int) if isinstance(rule, PositiveUnlabeled) else held.weak
-    priors = (rule.known_prior, 1.0) if isinstance(rule, PositiveUnlabeled) else rule.priors
-    sizes = np.bincount(given, minlength=len(priors))
-    positives, negatives = sizes * priors, sizes * (1 - np.array(priors))
-    # P(set | class): the draws of a share have no likelihood of their own, which set an image is in has one
-    of_class = np.stack([negatives / negatives.sum(), positives / positives.sum()])  # (2, sets)
-    probs = fitted.probabilities(digits.images[held.rows])
-    return float(np.log((probs * of_class[:, given].T).sum(1)).mean())
+    return membership_score(fitted.probabilities(digits.images[held.rows]), *sets)
 
 
 def score(job: tuple[str, int, Settings]) -> float:

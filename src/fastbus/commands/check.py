@@ -120,7 +120,9 @@ def _impossible(options: Any, supervision: Supervision, data: WeakData, outputs:
     import numpy as np
 
     from fastbus.commands.posteriors import SET_ROWS, infer_chunk
+    from fastbus.training.noise import readable
 
+    supervision = readable(supervision)
     level = data.bags.num_instances if supervision.level != "set" else SET_ROWS
     draw = supervision.level == "set" and int(data.bags.sizes.max()) == 1
     blank = replace(data, bags=replace(data.bags, instances=np.zeros((data.bags.num_instances, outputs))))

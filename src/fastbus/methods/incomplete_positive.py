@@ -193,7 +193,7 @@ class VariationalRisk(StepObjective):
         U = M - L
         partner = torch.arange(U, device=inputs.weak.device) % L
         share = self.shares(U, inputs.generator)
-        weight = share[..., None, None]
+        weight = share.reshape(U, *[1] * (inputs.weak.dim() - 1))  # images, or rows of a table
         between = weight * inputs.weak.index_select(0, partner) + (1 - weight) * inputs.weak[L:]
         f = score(inputs.network(torch.cat([inputs.weak, inputs.strong, between])))
         weak, strong, middle = f[:M], f[M : 2 * M], f[2 * M :]

@@ -20,7 +20,9 @@ from fastbus.training.recipes import Recipe
 from fastbus.training.step_objective import StepInputs, StepObjective
 from fastbus.training.views import Views
 
-STEPS = 600  # of each run: a longer one learns the few positives by heart, and tells them from those hidden
+# Of each run, as near as whole passes come: a longer one learns the few positives by heart, and tells them from those
+# hidden.
+STEPS = 600
 ROWS = 128
 
 
@@ -53,12 +55,15 @@ def with_known_prior(
         return supervision
     positive = known_positives(weak, FOLDS)
     fold = fold_of(positive.long(), FOLDS, seed)
-    rows = min(ROWS, recipe.rows)
+    rows = max(2, min(ROWS, recipe.rows))
+    others = rows - rows // 2  # of a batch
     early = recipe.replace(rows=rows, labelled_rows=rows // 2, teacher=False, mixup=0.0)
     logits = torch.zeros(len(weak), 2)
     for number in range(FOLDS):
         seen, mine = fold != number, fold == number
-        passes = math.ceil(STEPS * (rows - rows // 2) / int((seen & ~positive).sum()))
+        unlabelled = torch.nonzero(seen & ~positive).flatten()
+        seen[unlabelled[STEPS * others :]] = False  # more than the steps can look at
+        passes = round(STEPS / math.ceil(min(len(unlabelled), STEPS * others) / others))
         run = ImageRun(
             supervision,
             images[seen],

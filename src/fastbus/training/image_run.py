@@ -22,6 +22,7 @@ from fastbus.supervision.incomplete import PositiveUnlabeled, SemiSupervised
 from fastbus.training.graphed import GraphedTraining
 from fastbus.training.packing import Packed, pack_bags, pack_rows
 from fastbus.training.recipes import Recipe
+from fastbus.training.set_score import membership_score, sets_of
 from fastbus.training.step_objective import AlignedConsistency, PosteriorRisk, StepObjective
 from fastbus.training.views import Views, image_views
 
@@ -128,7 +129,10 @@ class ImageRun:
         return self.logits(images, average).softmax(1)
 
     def weak_score(self, images: Tensor, sizes: Tensor, weak: Any) -> float:
-        """Mean log-likelihood of the weak labels of bags that were not trained on."""
+        """Mean log-likelihood of the weak labels of bags that were not trained on; of sets, that of membership."""
+        sets = sets_of(self.supervision, np.asarray(weak))
+        if sets is not None:
+            return membership_score(self.predict(images).double().numpy(), *sets)
         post = infer(self.supervision, self.logits(images), weak, bag_sizes=sizes, on_impossible="ignore")
         return float(post.log_likelihood[~post.ignored].mean())
 

@@ -43,6 +43,15 @@ def with_known_noise(data: BagSet, num_classes: int, seed: int, predict: Predict
     return Combination(*parts) if isinstance(data.supervision, Combination) else parts[0]
 
 
+def readable(supervision: Supervision) -> Supervision:
+    """The supervision with some prior where none is known, so that its weak labels can be read and checked."""
+    if isinstance(supervision, Combination):
+        return Combination(*(readable(part) for part in supervision.parts))
+    if isinstance(supervision, PositiveUnlabeled) and supervision.prior is None:
+        return PositiveUnlabeled(0.5, constraint=supervision.constraint)
+    return supervision
+
+
 def fold_of(labels: Tensor, folds: int, seed: int) -> Tensor:
     """A fold 0..folds-1 for each entry of labels (N,), every label dealt evenly."""
     fold = torch.empty(len(labels), dtype=torch.long)

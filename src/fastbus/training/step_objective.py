@@ -171,7 +171,7 @@ def mixed(images: Tensor, share: float, generator: torch.Generator) -> tuple[Ten
     draws = torch.rand(3, M, generator=generator, device=images.device)
     partner = draws[0].argsort()
     own = torch.where(draws[1] < share, draws[2], 1.0)[:, None]
-    weight = own[..., None, None].to(images.dtype)
+    weight = own.reshape(M, *[1] * (images.dim() - 1)).to(images.dtype)  # images, or rows of a table
     return weight * images + (1 - weight) * images[partner], partner, own
 
 

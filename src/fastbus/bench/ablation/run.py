@@ -14,7 +14,7 @@ from fastbus.bench.ablation.settings import SETTINGS
 from fastbus.bench.ablation.table import as_markdown, as_table
 from fastbus.bench.ablation.variants import VARIANTS
 from fastbus.bench.results import Record, append_record, circumstances, read_lines
-from fastbus.errors import InputError
+from fastbus.errors import FastbusError, InputError
 from fastbus.training.checkpoint import write_atomically
 
 LOG = "ablation.jsonl"
@@ -54,6 +54,9 @@ def run_ablation(
         try:
             for done in as_completed(running):
                 append_record(log, {**done.result(), **about})
+        except FastbusError:  # of one run, and of all others like it: they need not be begun
+            pool.shutdown(cancel_futures=True)
+            raise
         except BrokenProcessPool:
             raise InputError(
                 "a run was killed, by the system's lack of memory perhaps; expected it to end. "

@@ -73,7 +73,8 @@ def objective_for(method: str, cell: Cell) -> Objective | None:
     """What `ImageRun` minimises, None for posterior-weighted risk; methods are told the share of positives of pairs."""
     if method in OWN:
         return None
-    return objective_of(method, prior=cell.draw.get("prior"))
+    facts = {"known_prior": True} if method == "cvir" else {}  # it would estimate what all others are told
+    return objective_of(method, prior=cell.draw.get("prior"), **facts)
 
 
 def choose(names: Sequence[str] | None) -> list[str]:

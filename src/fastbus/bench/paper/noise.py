@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastbus.bench.paper.draw import supervision_of
+from fastbus.bench.paper.methods import SUPERVISED
 from fastbus.bench.paper.plan import MIRRORED, Job
 from fastbus.supervision.base import Supervision
 from fastbus.supervision.imperfect import NoisyLabel
@@ -17,14 +19,24 @@ from fastbus.training.image_noise import with_known_confusions
 
 
 def noise_path(job: Job, folder: Path) -> Path:
-    return folder / f"{job.fingerprint}-{job.seed}-noise.safetensors"
+    """The same for all methods: it stays when one of them is done."""
+    return folder / f"{job.data_fingerprint}-{job.seed}-noise.safetensors"
+
+
+def unknown_noise(job: Job) -> bool:
+    """Whether a confusion matrix is to be estimated for it."""
+    return job.method != SUPERVISED and _unknown(supervision_of(job.cell))
+
+
+def _unknown(rule: Supervision) -> bool:
+    return isinstance(rule, NoisyLabel) and rule.transition is None and rule.rate is None
 
 
 def known_noise(
     job: Job, rule: Supervision, images: Tensor, weak: Tensor, num_classes: int, folder: Path, device: str
 ) -> tuple[Supervision, dict[str, Any], float]:
     """The rule to train with, what was estimated, and the seconds that took; any other rule as it is."""
-    if not isinstance(rule, NoisyLabel) or rule.transition is not None or rule.rate is not None:
+    if not _unknown(rule):
         return rule, {}, 0.0
     path = noise_path(job, folder)
     if not path.is_file():

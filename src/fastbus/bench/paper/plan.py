@@ -72,6 +72,18 @@ class Job:
         )
 
     @property
+    def data_fingerprint(self) -> str:
+        """All that decides what is estimated before the training, whichever the method."""
+        return _digest(
+            {
+                "cell": self.cell.key,
+                "draw": dict(self.cell.draw),
+                "recipe": _entries(self.recipe),
+                "held_out": self.held_out,
+            }
+        )
+
+    @property
     def key(self) -> tuple[str, int]:
         return self.fingerprint, self.seed
 
@@ -115,7 +127,8 @@ def _recipe(cell: Cell, method: str) -> Recipe:
     """The product's recipe; the ceiling has its network, views and schedule, and no use for a teacher."""
     images, bags = expected_size(cell)
     recipe = recipe_for(supervision_of(cell), num_images=images, num_bags=bags, image_shape=SETS[cell.data].shape)
-    return recipe.replace(teacher=False, sharpen=1.0, align=0.0) if method == SUPERVISED else recipe
+    plain: dict[str, Any] = {"teacher": False, "own": False, "doubt": 0.0, "sharpen": 1.0, "align": 0.0}
+    return recipe.replace(**plain) if method == SUPERVISED else recipe
 
 
 def _scorer(cell: Cell, tiny: bool) -> Scorer:

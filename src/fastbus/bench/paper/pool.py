@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 from fastbus.bench.paper.plan import Job, Scorer
-from fastbus.bench.paper.run import START_MARGIN, Place, forget, work
+from fastbus.bench.paper.run import Place, forget, margin, work
 from fastbus.bench.paper.scorer import scorer_path
 from fastbus.bench.results import Record
 from fastbus.errors import FastbusError
@@ -69,7 +69,8 @@ def run_jobs(jobs: Sequence[Job], place: Place, workers: int, keep: Keep, say: C
             else:
                 if isinstance(what, Scorer):
                     del lacking[what.fingerprint]
-                    say(f"{what.title}: {record['accuracy on the other images']:.1f} % accurate")
+                    if "accuracy on the other images" in record:  # else another process was quicker
+                        say(f"{what.title}: {record['accuracy on the other images']:.1f} % accurate")
                 else:
                     keep(what, record)
                     finished += 1
@@ -82,10 +83,9 @@ def run_jobs(jobs: Sequence[Job], place: Place, workers: int, keep: Keep, say: C
 
 def _next(todo: Sequence[Job | Scorer], lacking: dict[str, Scorer], place: Place) -> Job | Scorer | None:
     """The first that has what it needs."""
-    if place.short_of_time(START_MARGIN):
-        return None
     for what in todo:
-        if isinstance(what, Scorer) or what.scorer is None or what.scorer.fingerprint not in lacking:
+        ready = isinstance(what, Scorer) or what.scorer is None or what.scorer.fingerprint not in lacking
+        if ready and not place.short_of_time(margin(what, place)):
             return what
     return None
 

@@ -18,7 +18,7 @@ from fastbus.bench.paper.draw import Source, Task, draw_task, gold_task, num_cla
 from fastbus.bench.paper.held_out import Weak
 from fastbus.bench.paper.methods import SUPERVISED, objective_for
 from fastbus.bench.paper.metrics import score
-from fastbus.bench.paper.noise import known_noise, noise_path
+from fastbus.bench.paper.noise import known_noise, noise_path, unknown_noise
 from fastbus.bench.paper.plan import MIRRORED, Job, Scorer
 from fastbus.bench.paper.scorer import read_scores, scorer_path, scorer_run, write_scores
 from fastbus.bench.paper.sets import Images, load_set
@@ -28,7 +28,7 @@ from fastbus.training.image_run import ImageRun
 
 CURVE_POINTS = 20
 TINY_TEST = 1_000  # images of a trial, whose figures nobody reads
-START_MARGIN = 20.0  # seconds: reading, drawing and the first epoch need them
+START_MARGIN, NOISE_MARGIN = 20.0, 120.0  # seconds: reading, drawing and the first epoch; an estimate before them
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,23 @@ class Place:
 def work(what: Job | Scorer, place: Place) -> Record | None:
     """Do it to the end and return its record, or until the time is up and return None."""
     torch.set_num_threads(place.threads)
-    if place.short_of_time(START_MARGIN):
+    if place.short_of_time(margin(what, place)):
         return None
     start = time.perf_counter()
     record = _train_scorer(what, place) if isinstance(what, Scorer) else _run(what, place)
     return None if record is None else record | {"wall_seconds": time.perf_counter() - start}
 
 
+def margin(what: Job | Scorer, place: Place) -> float:
+    """Seconds without which it is not begun: a run can stop after an epoch, but not before."""
+    if isinstance(what, Scorer) or not unknown_noise(what) or noise_path(what, place.checkpoints).is_file():
+        return START_MARGIN
+    return NOISE_MARGIN
+
+
 def forget(what: Job | Scorer, folder: Path) -> None:
     """Remove what a finished run has left."""
     checkpoint_of(what, folder).unlink(missing_ok=True)
-    if isinstance(what, Job):
-        noise_path(what, folder).unlink(missing_ok=True)
 
 
 def checkpoint_of(what: Job | Scorer, folder: Path) -> Path:

@@ -11,7 +11,7 @@ NOTES = (
     "and the first weights. Averaged (EMA) weights after the last epoch.",
     "Within a run nothing is chosen on test images: no epoch, no seed. Learning curves are drawn, not used.",
     "Balanced accuracy is the mean over classes. Matched accuracy names the classes after training in the way that "
-    "fits the test labels best (Hungarian method): pairs tell classes apart, not which is which.",
+    "fits the test labels best (Hungarian method): similar pairs tell classes apart, not which is which.",
     "Ceiling: the same images with their true labels, the same network, views and schedule.",
     "Paper: figures as printed; its networks, views and schedules are not known in full and differ from ours. Data "
     "rules of other code that give wrong rates are put right here: cells agree in name and size, not in every detail.",

@@ -58,14 +58,18 @@ def curves(row: Row, name: str) -> str:
 
 def held_out(row: Row, name: str) -> str | None:
     """Log-likelihood of the weak labels that were kept back, where some were."""
-    groups = [group for group, _ in row.ablations if any("held_out" in point for point in group.runs[0]["curve"])]
+    groups = [
+        (group, change)
+        for group, change in row.ablations
+        if any("held_out" in point for point in group.runs[0]["curve"])
+    ]
     if not groups:
         return None
     with plotting() as Figure:  # noqa: N806
         figure = Figure(figsize=(WIDTH, 2.5))
         axes = figure.add_subplot()
-        for at, group in enumerate(groups):
-            _lines(axes, group, (THIRD, *SERIES)[at % len(SERIES)], group.method, "held_out")
+        for at, (group, change) in enumerate(groups):
+            _lines(axes, group, (THIRD, *SERIES)[at % len(SERIES)], f"{group.method}, {change}", "held_out")
         axes.set_xlabel("share of the epochs")
         axes.set_ylabel("nats a bag")
         axes.legend(loc="lower right")

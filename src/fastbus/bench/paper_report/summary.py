@@ -139,6 +139,7 @@ HEADINGS = (
     "images", "cell", "method", "ours", "seeds", "last weights", "paper", "ours − paper", "paper's best rival",
     "ceiling", "network", "epochs", "views", "seconds",
 )  # fmt: skip
+SCHEDULE = ("backbone", "epochs", "rows", "learning_rate", "weight_decay", "warmup", "schedule", "decay")
 NUMERIC = (3, 4, 5, 6, 7, 9, 11, 12, 13)
 
 
@@ -172,5 +173,5 @@ def _ceiling(group: Group, ceiling: Group | None) -> str:
     """Marked where network or schedule differ, so that it is none for these runs."""
     if ceiling is None:
         return "not run"
-    same = all(group.config[name] == ceiling.config[name] for name in ("backbone", "epochs"))
+    same = all(group.config.get(name) == ceiling.config.get(name) for name in SCHEDULE)
     return percent(ceiling.mean, ceiling.spread) + ("" if same else " (another schedule)")
