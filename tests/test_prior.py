@@ -126,6 +126,14 @@ def test_tables_without_a_prior_are_checked(tmp_path, capsys) -> None:  # type: 
     assert "row 2" in capsys.readouterr().err
 
 
+def test_a_part_of_the_unlabelled_is_drawn_from_all_of_them() -> None:
+    marked = torch.arange(1000) >= 100
+    chosen = image_prior.at_most(300, marked, 0)
+    assert int(chosen.sum()) == 300 and not bool((chosen & ~marked).any())
+    assert 100 < int(chosen[550:].sum()) < 200  # half of the rows that were marked
+    assert torch.equal(image_prior.at_most(5000, marked, 0), marked)
+
+
 def test_membership_is_foretold_best_by_the_truth() -> None:
     """Worked by hand: 2 of 4 known positives, prior 1/2 among the 2 others, one certain positive and one negative."""
     rule, weak = fastbus.PositiveUnlabeled(0.5), np.array([1, 1, -1, -1])

@@ -39,6 +39,15 @@ class AgainstUnlabelled(StepObjective):
         return (softplus(-score[:, : self.labelled]).mean() + softplus(score[:, self.labelled :]).mean()) / 2
 
 
+def at_most(count: int, marked: Tensor, seed: int) -> Tensor:
+    """So many of the marked rows (N,) at most, drawn at random: the order of a set may tell its classes."""
+    rows = torch.nonzero(marked).flatten()
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    chosen = torch.zeros_like(marked)
+    chosen[rows[order[:count]]] = True
+    return chosen
+
+
 def with_known_prior(
     supervision: Supervision,
     images: Tensor,
@@ -61,9 +70,8 @@ def with_known_prior(
     logits = torch.zeros(len(weak), 2)
     for number in range(FOLDS):
         seen, mine = fold != number, fold == number
-        unlabelled = torch.nonzero(seen & ~positive).flatten()
-        seen[unlabelled[STEPS * others :]] = False  # more than the steps can look at
-        passes = round(STEPS / math.ceil(min(len(unlabelled), STEPS * others) / others))
+        seen &= positive | at_most(STEPS * others, seen & ~positive, seed)  # no more than the steps can look at
+        passes = round(STEPS / math.ceil(int((seen & ~positive).sum()) / others))
         run = ImageRun(
             supervision,
             images[seen],
