@@ -29,9 +29,9 @@ INF = float("inf")
 
 def solve(kind: str, logits: Tensor, weak: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Padded bags (B, K, C), or flat ones with sizes (B,), by the kernel; everything back on the CPU."""
-    from fastbus.inference.kernels import gpu_counts
+    from fastbus.inference.kernels import gpu_any, gpu_counts
 
-    solver = gpu_counts.solve_counts if kind == "counts" else gpu_counts.solve_any
+    solver = gpu_counts.solve_counts if kind == "counts" else gpu_any.solve_any
     if sizes is None:
         B, K, C = logits.shape
         rows, starts, lengths = logits.reshape(B * K, C), torch.arange(B) * K, torch.full((B,), K)
@@ -89,7 +89,8 @@ def test_flat_bags_of_all_sizes(kind: str) -> None:
 
 
 def test_rows_after_a_short_bag_are_zero() -> None:
-    from fastbus.inference.kernels.gpu_counts import solve_any, solve_counts
+    from fastbus.inference.kernels.gpu_any import solve_any
+    from fastbus.inference.kernels.gpu_counts import solve_counts
 
     logits = torch.ones(8, 1, dtype=torch.float64, device=DEVICE)
     starts, sizes = torch.tensor([0, 4], device=DEVICE), torch.tensor([2, 3], device=DEVICE)

@@ -41,7 +41,7 @@ KERNELS = {
     (True, "softmax", "count"): ("cpu_lattice", "solve_arrays"),
     (True, "softmax", "any"): ("cpu_lattice", "solve_arrays"),
     (False, "sigmoid", "count"): ("gpu_counts", "solve_counts"),
-    (False, "sigmoid", "any"): ("gpu_counts", "solve_any"),
+    (False, "sigmoid", "any"): ("gpu_any", "solve_any"),
     (False, "softmax", "count"): ("lattice", "solve_lattice"),
     (False, "softmax", "any"): ("lattice", "solve_lattice"),
 }

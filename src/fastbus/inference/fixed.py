@@ -75,11 +75,11 @@ class OneVsRest:
         self.longest = int(sizes.max())
 
     def __call__(self, logits: Tensor, step: Step) -> Tensor:
-        from fastbus.inference.kernels import gpu_counts
+        from fastbus.inference.kernels import gpu_any, gpu_counts
 
         log_prob = torch.log_softmax(logits.double(), 1)
         log_odds = log_prob - log_complement(log_prob)
-        solve = gpu_counts.solve_any if self.seen else gpu_counts.solve_counts
+        solve = gpu_any.solve_any if self.seen else gpu_counts.solve_counts
         q, *_ = solve(log_odds, step.starts, step.sizes, self.weak[step.bags], longest=self.longest)
         return (q / q.sum(1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)).float()
 

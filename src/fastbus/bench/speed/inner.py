@@ -24,7 +24,7 @@ KERNELS = {
     ("cpu", "lattice"): ("cpu_lattice", "solve_lattice"),
     ("cpu", "pairs"): ("cpu_pairs", "solve_pairs"),
     ("cuda", "counts"): ("gpu_counts", "solve_counts"),
-    ("cuda", "any"): ("gpu_counts", "solve_any"),
+    ("cuda", "any"): ("gpu_any", "solve_any"),
     ("cuda", "lattice"): ("lattice", "solve_lattice"),
     ("cuda", "pairs"): ("gpu_pairs", "solve_pairs"),
 }

@@ -1,4 +1,4 @@
-"""What the kernels of a bag's classes share: the sum over class blocks, quick reciprocals, block sizes."""
+"""What launches share: the sum over a bag's class blocks, counters for it, block sizes."""
 
 # Kernels are compiled by Triton, whose language has types of its own.
 # mypy: disable-error-code="import-not-found,no-untyped-def,untyped-decorator"
@@ -21,37 +21,7 @@ _reserves: dict[int | None, Tensor] = {}
 
 
 @triton.jit
-def product(a, b):
-    return a * b
-
-
-@triton.jit
-def reciprocal(x, APPROX: tl.constexpr):
-    """1 / x to the last digit or two: a seed of some 20 digits of base two, refined once to the third order."""
-    if APPROX:
-        seed = tl.inline_asm_elementwise(
-            "rcp.approx.ftz.f64 $0, $1;", "=d,d", [x], dtype=tl.float64, is_pure=True, pack=1
-        )
-        error = 1.0 - x * seed
-        return seed + seed * (error + error * error)
-    else:
-        return 1.0 / x
-
-
-@triton.jit
-def sigmoid(x, APPROX: tl.constexpr):
-    """In float32, to about six digits."""
-    odds = tl.exp(tl.minimum(-x, 80.0))
-    if APPROX:
-        return tl.inline_asm_elementwise(
-            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + odds], dtype=tl.float32, is_pure=True, pack=1
-        )
-    else:
-        return 1.0 / (1.0 + odds)
-
-
-@triton.jit
-def finish(
+def publish(
     bag,
     block,
     log_chance,
@@ -59,18 +29,22 @@ def finish(
     counter,  # (B,) int32
     likelihood,  # float64: after room for (B,) a place for every program
     status,  # (B,) int32, and the same
-    answer,  # (B,)
     B,
     blocks,
-    BLOCKS2: tl.constexpr,
 ):
-    """Add up the classes of a bag, by the last of its programs and in a fixed order; the counter returns to zero."""
+    """Lay down a program's part of its bag; how many of the bag's programs did so before."""
     own = B + bag * blocks
     tl.store(likelihood + own + block, log_chance)
     tl.store(status + own + block, strange)
     tl.debug_barrier()
-    done = tl.atomic_add(counter + bag, 1, sem="acq_rel")
-    if done == blocks - 1:
+    return tl.atomic_add(counter + bag, 1, sem="acq_rel")
+
+
+@triton.jit
+def collect(bag, before, counter, likelihood, status, answer, B, blocks, BLOCKS2: tl.constexpr):
+    """Add up the parts of a bag, by the last of its programs and in a fixed order; the counter returns to zero."""
+    if before == blocks - 1:
+        own = B + bag * blocks
         each = tl.arange(0, BLOCKS2)
         parts = tl.load(likelihood + own + each, mask=each < blocks, other=0.0, cache_modifier=".cg")
         marks = tl.load(status + own + each, mask=each < blocks, other=0, cache_modifier=".cg")
