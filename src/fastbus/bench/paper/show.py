@@ -115,19 +115,25 @@ def _console() -> Any:
 def _list(jobs: Sequence[Job], done: set[tuple[str, int]]) -> None:
     from rich.table import Table
 
-    table = Table(title="The grid", caption="paper: accuracy of its FastBUS in percent, or why there is none")
+    table = Table(title="The grid", caption="paper: accuracy of its FastBUS in percent, or the letter of a note")
     for heading in ("setting", "data", "cell", "method", "network", "epochs", "seed", "done", "paper"):
         table.add_column(heading, overflow="fold")
+    reasons: dict[str, str] = {}
     for job in jobs:
         cell = job.cell
         figure = cell.paper.get("FastBUS")
-        told = f"{figure[0]:.2f} ± {figure[1]:.2f}" if figure else cell.without
+        told = f"{figure[0]:.2f} ± {figure[1]:.2f}" if figure else ""
+        if not figure and cell.without:
+            told = reasons.setdefault(cell.without, chr(ord("a") + len(reasons)))
         network, epochs = job.recipe.backbone, str(job.recipe.epochs)
         state = "yes" if job.key in done else ""
         table.add_row(
             cell.setting, cell.data, cell.name, job.method, network, epochs, str(job.seed), state, told
         )  # fmt: skip
-    _console().print(table)
+    console = _console()
+    console.print(table)
+    for reason, letter in reasons.items():
+        console.print(f"{letter}: {reason}")
 
 
 def _print(records: Sequence[Record]) -> None:
