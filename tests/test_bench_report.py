@@ -63,6 +63,17 @@ def test_means_deviations_and_what_stands_beside_them() -> None:
     assert best_rival(row.cell) == ("GLWS", 68.97)
 
 
+def test_a_shared_ceiling_stands_beside_every_cell_of_the_same_images() -> None:
+    noisy = {"setting": "noisy_label", "data": "cifar10"}
+    lines = [record(95.0, method="supervised", cell="ratio=0.3", **noisy), record(90.0, cell="ratio=0.7", **noisy)]
+    rows = {row.cell.key: row for row in summarise(read_grid(), lines)}
+    for key in (("cifar10", "ratio=0.3"), ("cifar10", "ratio=0.7"), ("cifar10n", "worst")):
+        ceiling = rows["noisy_label", *key].ceiling
+        assert ceiling is not None and ceiling.mean == 95
+    assert rows["noisy_label", "cifar100", "ratio=0.7"].ceiling is None
+    assert rows["partial_label", "cifar10", "N=20000,ratio=0.30"].ceiling is None
+
+
 def test_the_newest_recipe_counts_and_older_ones_are_ablations() -> None:
     old, new = record(85.0, config={"epochs": 99}), record(80.0)
     (row, *_) = summarise(CELLS, [old, new])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from fastbus.supervision.pairwise import ConfidenceDifference, PairComparison, P
 SCORED = ("similarity_confidence", "confidence_difference")  # settings whose weak labels are a scorer's
 PAIRED = ("pair_comparison", "pair_similarity", *SCORED)
 BINARY = (*PAIRED, "positive_unlabeled")
+WHOLE = ("partial_label", "noisy_label", "semi_supervised")  # settings of single images, all of a set or some
 
 
 class Task(NamedTuple):
@@ -101,6 +102,23 @@ def gold_task(task: Task) -> Task:
     return task._replace(
         supervision=PartialLabel(), train=Weak(rows, np.ones(len(rows), dtype=np.int64), gold), held_out=None
     )
+
+
+def ceiling_cell(cell: Cell, cells: Sequence[Cell]) -> Cell:
+    """The first cell of the setting with the same training images: where all of a set train, one ceiling serves all."""
+    if not _takes_all(cell):
+        return cell
+    official = SETS[cell.data].official
+    same = (
+        other
+        for other in cells
+        if other.setting == cell.setting and SETS[other.data].official == official and _takes_all(other)
+    )
+    return next(same, cell)
+
+
+def _takes_all(cell: Cell) -> bool:
+    return cell.setting in WHOLE and cell.draw.get("images", math.inf) >= SETS[cell.data].num_train
 
 
 # -- settings -------------------------------------------------------------------------------------

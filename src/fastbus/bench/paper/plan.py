@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastbus.bench.paper.draw import SCORED, expected_size, supervision_of
-from fastbus.bench.paper.grid import Cell
+from fastbus.bench.paper.draw import SCORED, ceiling_cell, expected_size, supervision_of
+from fastbus.bench.paper.grid import Cell, read_grid
 from fastbus.bench.paper.methods import SUPERVISED, applies
 from fastbus.bench.paper.sets import SETS
 from fastbus.bench.results import Record
@@ -101,21 +101,24 @@ def plan_jobs(
     held_out: float,
     tiny: bool = False,
 ) -> list[Job]:
-    """Every run asked for, seed after seed, so that each cell has one early."""
+    """Every run asked for, seed after seed, so that each cell has one early; a ceiling that cells share is run once."""
     common = TINY if tiny else {}
     variant = ", ".join(f"{name}={value}" for name, value in changes.items())
-    jobs = []
+    jobs: dict[tuple[str, int], Job] = {}
     for seed in seeds:
-        for cell in cells:
+        for given in cells:
             for method in methods:
-                if not applies(method, cell):
+                if not applies(method, given):
                     continue
+                shares = method == SUPERVISED and not held_out and not tiny
+                cell = ceiling_cell(given, read_grid()) if shares else given
                 recipe = _recipe(cell, method).replace(**common).replace(**changes)
                 scorer = _scorer(cell, tiny) if cell.setting in SCORED else None
-                jobs.append(Job(cell, method, seed, recipe, held_out, variant, scorer))
+                job = Job(cell, method, seed, recipe, held_out, variant, scorer)
+                jobs.setdefault(job.key, job)
     if not jobs:
         raise InputError(f"no cell for {', '.join(methods)}; expected one of their settings. Look at --list.")
-    return jobs
+    return list(jobs.values())
 
 
 def job_key(record: Record) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fastbus.bench.paper.draw import ceiling_cell
 from fastbus.bench.paper.grid import Cell, Figure
 from fastbus.bench.paper.methods import PAPER_NAMES, SUPERVISED
 from fastbus.bench.paper.sets import MISSING_FILES
@@ -80,7 +81,7 @@ def summarise(cells: Sequence[Cell], records: Sequence[Record]) -> list[Row]:
         key = (record["setting"], record["data"], record["cell"], record["method"], record["fingerprint"])
         seeds = groups.pop(key, {})  # put it last: the newest group is the one with the newest run
         groups[key] = seeds | {record["seed"]: record}
-    rows = []
+    found: dict[tuple[str, str, str], tuple[list[Group], dict[str, Group]]] = {}
     for cell in cells:
         own = [
             Group(cell, key[3], tuple(runs[seed] for seed in sorted(runs)))
@@ -91,18 +92,19 @@ def summarise(cells: Sequence[Cell], records: Sequence[Record]) -> list[Row]:
         for group in own:
             if not group.runs[0]["variant"] and not group.config["held_out"]:
                 main[group.method] = group
-        methods = sorted(main, key=lambda name: (name != "fastbus", name))
-        rows.append(
-            Row(
-                cell,
-                tuple(main[name] for name in methods if name != SUPERVISED),
-                main.get(SUPERVISED),
-                tuple(
-                    (group, difference(group, main.get(group.method))) for group in own if group not in main.values()
-                ),
-            )
-        )
-    return rows
+        found[cell.key] = own, main
+    return [_row(cell, *found[cell.key], found[ceiling_cell(cell, cells).key][1].get(SUPERVISED)) for cell in cells]
+
+
+def _row(cell: Cell, own: list[Group], main: dict[str, Group], ceiling: Group | None) -> Row:
+    methods = sorted(main, key=lambda name: (name != "fastbus", name))
+    changed = (group for group in own if group not in main.values())
+    return Row(
+        cell,
+        tuple(main[name] for name in methods if name != SUPERVISED),
+        ceiling,
+        tuple((group, difference(group, main.get(group.method))) for group in changed),
+    )
 
 
 def difference(group: Group, main: Group | None) -> str:
