@@ -318,33 +318,6 @@ def test_a_run_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
     assert len(tally.failed) == 1 and "expected the official files" in tally.failed[0]
 
 
-def test_fingerprints_tell_recipes_apart_and_not_seeds() -> None:
-    cells = tiny_cells("digits")[:1]
-    plain = plan_jobs(cells, ["fastbus"], [0, 1], {}, 0.0)
-    assert plain[0].fingerprint == plain[1].fingerprint and plain[0].key != plain[1].key
-    changed = [
-        plan_jobs(cells, ["fastbus"], [0], {"epochs": 7}, 0.0),
-        plan_jobs(cells, ["fastbus"], [0], {}, 0.1),
-        plan_jobs(cells, ["supervised"], [0], {}, 0.0),
-    ]
-    assert len({plain[0].fingerprint, *(job.fingerprint for (job,) in changed)}) == 4
-
-
-def test_cells_with_the_same_images_share_a_ceiling() -> None:
-    noisy = [cell for cell in read_grid() if cell.setting == "noisy_label" and cell.data in ("cifar10", "cifar10n")]
-    assert len(noisy) == 7
-    (job,) = plan_jobs(noisy, ["supervised"], [0], {}, 0.0)
-    assert job.cell == noisy[0]
-    assert len(plan_jobs(noisy[1:], ["supervised"], [0, 1], {}, 0.0)) == 2
-    # some of the images are drawn anew for every cell, and weak labels kept back are images that do not train
-    partial = [cell for cell in read_grid() if cell.setting == "partial_label" and cell.data == "cifar10"]
-    for cells, held_out in ((partial, 0.0), (noisy[:2], 0.1), (CIFAR[:2], 0.0)):
-        assert [job.cell for job in plan_jobs(cells, ["supervised"], [0], {}, held_out)] == list(cells)
-    source = cifar_source()
-    rows = [draw_task(cell, source, 0).train.rows for cell in noisy[:2]]
-    np.testing.assert_array_equal(*(np.sort(some) for some in rows))
-
-
 def test_no_device_is_touched_before_a_run_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "paper", "--list", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out

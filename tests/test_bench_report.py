@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from fastbus.bench.paper.grid import read_grid
+from fastbus.bench.paper_report.budget import budget_lines, budget_reasons
 from fastbus.bench.paper_report.markdown import as_markdown
+from fastbus.bench.paper_report.page import as_page
 from fastbus.bench.paper_report.summary import best_rival, lines_of, summarise
 from fastbus.cli import main
 from test_report_page import Page, opened
@@ -61,6 +63,21 @@ def test_means_deviations_and_what_stands_beside_them() -> None:
     assert glws[6:8] == ("68.97 ± 0.79", "−2.97") and "another schedule" in glws[9]
     assert [change for _, change in row.ablations] == ["mixup 0 → 0.5", "held_out 0 → 0.1"]
     assert best_rival(row.cell) == ("GLWS", 68.97)
+
+
+def test_methods_at_one_budget_have_a_table_of_their_own() -> None:
+    equal = {"variant": "views=1000", "budget": 1000, "config": {"epochs": 7}}
+    lines = [*runs(), record(70.0, **equal), record(60.0, method="glws", **equal), record(71.0, 1, **equal)]
+    (row, *_) = summarise(CELLS, lines)
+    assert row.ours is not None and row.ours.mean == 82  # the product's recipe as before
+    assert [(group.method, len(group.runs)) for group in row.alike] == [("fastbus", 2), ("glws", 1)]
+    assert [change for _, change in row.ablations] == ["mixup 0 → 0.5", "held_out 0 → 0.1"]
+    assert [line[2:7] + line[-1:] for line in budget_lines([row])] == [
+        ("fastbus", "70.50 ± 0.71", "2", "71.02 ± 0.81", "−0.52", ""),
+        ("glws", "60.00", "1", "68.97 ± 0.79", "−8.97", "†"),
+    ]
+    assert budget_reasons([row]) == ["† glws: not explained yet"]
+    assert "one budget" in as_markdown([row]) and "one budget" in as_page([row])
 
 
 def test_a_shared_ceiling_stands_beside_every_cell_of_the_same_images() -> None:

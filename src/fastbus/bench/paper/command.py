@@ -13,6 +13,7 @@ examples:
   fastbus bench paper --tiny
   fastbus bench paper --settings multi_instance --seeds 3 --images DIR --device cuda --workers 6 --time-limit 570
   fastbus bench paper --cells N_pos=250 --methods fastbus supervised --images DIR --device cuda
+  fastbus bench paper --methods all --views 1500000 --set backbone=wrn_28_2 --images DIR --device cuda --workers 12
   fastbus bench paper --settings partial_label --set mixup=0.5 epochs=100 --images DIR --device cuda
 
 Every finished run is a line of paper.jsonl in the folder --out and is not run again; what --time-limit cuts short goes
@@ -30,6 +31,7 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--seeds", type=count_flag, default=1, help="draws of weak labels and weights (default: 1)")
     parser.add_argument("--first-seed", type=_from_zero, default=0, help="the first of them (default: 0)")
     parser.add_argument("--set", nargs="+", metavar="NAME=VALUE", help="change entries of the recipes: an ablation")
+    parser.add_argument("--views", type=count_flag, metavar="N", help="about so many views a run, whatever the method")
     parser.add_argument("--held-out", type=_share, default=0.0, help="share of the weak labels kept back (default: 0)")
     parser.add_argument("--images", metavar="DIR", default="data", help="folder of the official image files")
     parser.add_argument("--data", metavar="DIR", default="../shared/data", help="folder of cifar10n.npz")

@@ -56,6 +56,7 @@ class Job:
     held_out: float
     variant: str  # what differs from the recipe of the product; empty where nothing does
     scorer: Scorer | None
+    budget: int | None = None  # views that all methods of a comparison have alike
 
     @property
     def fingerprint(self) -> str:
@@ -69,6 +70,7 @@ class Job:
                 "held_out": self.held_out,
                 "scorer": None if self.scorer is None else self.scorer.fingerprint,
             }
+            | ({} if self.budget is None else {"budget": self.budget})
         )
 
     @property
@@ -100,10 +102,15 @@ def plan_jobs(
     changes: Mapping[str, Any],
     held_out: float,
     tiny: bool = False,
+    budget: int | None = None,
 ) -> list[Job]:
-    """Every run asked for, seed after seed, so that each cell has one early; a ceiling that cells share is run once."""
+    """Every run asked for, seed after seed, so that each cell has one early; a ceiling that cells share is run once.
+
+    budget: views of every run, nearly, instead of the recipe's epochs.
+    """
     common = TINY if tiny else {}
-    variant = ", ".join(f"{name}={value}" for name, value in changes.items())
+    told = dict(changes) | ({} if budget is None else {"views": budget})
+    variant = ", ".join(f"{name}={value}" for name, value in told.items())
     jobs: dict[tuple[str, int], Job] = {}
     for seed in seeds:
         for given in cells:
@@ -113,12 +120,22 @@ def plan_jobs(
                 shares = method == SUPERVISED and not held_out and not tiny
                 cell = ceiling_cell(given, read_grid()) if shares else given
                 recipe = _recipe(cell, method).replace(**common).replace(**changes)
+                if budget is not None:
+                    recipe = recipe.replace(epochs=max(1, round(budget / views_of_an_epoch(cell, recipe))))
                 scorer = _scorer(cell, tiny) if cell.setting in SCORED else None
-                job = Job(cell, method, seed, recipe, held_out, variant, scorer)
+                job = Job(cell, method, seed, recipe, held_out, variant, scorer, budget)
                 jobs.setdefault(job.key, job)
     if not jobs:
         raise InputError(f"no cell for {', '.join(methods)}; expected one of their settings. Look at --list.")
     return list(jobs.values())
+
+
+def views_of_an_epoch(cell: Cell, recipe: Recipe) -> float:
+    """Images that pass through the network, both views, where batches are full."""
+    images, _ = expected_size(cell)
+    # a pass over the unlabelled images draws labelled ones into every batch
+    drawn = recipe.rows_with_labels if cell.setting in ("positive_unlabeled", "semi_supervised") else 0
+    return 2 * images * recipe.rows / (recipe.rows - drawn)
 
 
 def job_key(record: Record) -> tuple[str, int]:

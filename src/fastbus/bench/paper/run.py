@@ -174,6 +174,7 @@ def _record(job: Job, run: ImageRun, task: Task, watch: _Watch, curve: list[Reco
         "cell": cell.name,
         "method": job.method,
         "variant": job.variant,
+        "budget": job.budget,
         "seed": job.seed,
         "fingerprint": job.fingerprint,
         "metric": cell.metric,

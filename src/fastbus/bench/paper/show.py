@@ -74,7 +74,9 @@ def _jobs(options: Any) -> list[Job]:
         cells = select(read_grid(), options.settings, data, options.cells)
     held_out = options.held_out or (TINY_HELD_OUT if options.tiny else 0.0)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    return plan_jobs(cells, choose(options.methods), seeds, _changes(options.set), held_out, options.tiny)
+    return plan_jobs(
+        cells, choose(options.methods), seeds, _changes(options.set), held_out, options.tiny, options.views
+    )
 
 
 def _changes(entries: Sequence[str] | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from fastbus.bench.paper_report import budget
 from fastbus.bench.paper_report.notes import NOTES, facts_of, scorer_of
 from fastbus.bench.paper_report.summary import HEADINGS, NUMERIC, Row, lines_of, percent
 
@@ -18,7 +19,7 @@ def as_markdown(rows: Sequence[Row]) -> str:
         members = list(group)
         parts += [f"## {setting}", "", f"Metric: {members[0].cell.metric}.", ""]
         parts += _table(HEADINGS, (line for row in members for line in lines_of(row)), NUMERIC)
-        parts += ["", *_remarks(members), *_ablations(members)]
+        parts += ["", *_remarks(members), *_alike(members), *_ablations(members)]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -36,6 +37,20 @@ def _remarks(rows: Sequence[Row]) -> list[str]:
     told += [text for row in rows if (text := scorer_of(row))]
     why = dict.fromkeys(f"{row.cell.data}: {row.cell.without}" for row in rows if row.cell.without)
     return [*(f"- {text}" for text in [*told, *why]), ""] if told or why else []
+
+
+def _alike(rows: Sequence[Row]) -> list[str]:
+    lines = budget.budget_lines(rows)
+    if not lines:
+        return []
+    return [
+        "All methods at one budget of views:",
+        "",
+        *_table(budget.HEADINGS, lines, budget.NUMERIC),
+        "",
+        *(f"- {text}" for text in budget.budget_reasons(rows)),
+        "",
+    ]
 
 
 def _ablations(rows: Sequence[Row]) -> list[str]:

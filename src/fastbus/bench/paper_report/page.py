@@ -7,7 +7,7 @@ from html import escape
 from itertools import groupby
 
 from fastbus.bench.paper.draw import SCORED
-from fastbus.bench.paper_report import plots
+from fastbus.bench.paper_report import budget, plots
 from fastbus.bench.paper_report.markdown import TITLE
 from fastbus.bench.paper_report.notes import NOTES, facts_of, scorer_of
 from fastbus.bench.paper_report.summary import HEADINGS, NUMERIC, Row, lines_of, percent
@@ -77,10 +77,13 @@ def _setting(setting: str, rows: Sequence[Row]) -> str:
         for group, change in row.ablations
     ]
     head = ("cell", "method", "changed", "ours", "seeds")
+    alike, why = budget.budget_lines(rows), budget.budget_reasons(rows)
     return _section(
         setting,
         _table(HEADINGS, lines, caption, NUMERIC),
         _figures(rows),
+        _table(budget.HEADINGS, alike, "All methods at one budget of views", budget.NUMERIC) if alike else "",
+        _items(why) if why else "",
         _table(head, changed, "Ablation lines and trials", (3, 4)) if changed else "",
         f"<details>\n<summary>Draws and remarks</summary>\n{_items(remarks)}\n</details>" if remarks else "",
     )

@@ -46,6 +46,11 @@ class Group(NamedTuple):
         return config
 
     @property
+    def budget(self) -> int | None:
+        """Views of a comparison at equal ones; older lines know of none."""
+        return self.runs[0].get("budget")
+
+    @property
     def paper(self) -> Figure:
         names = {name: key for key, name in PAPER_NAMES.items()}
         return self.cell.paper.get(names.get(self.method, ""))
@@ -61,6 +66,7 @@ class Row(NamedTuple):
     groups: tuple[Group, ...]  # fastbus first
     ceiling: Group | None
     ablations: tuple[tuple[Group, str], ...]  # with what they change
+    alike: tuple[Group, ...] = ()  # at one budget of views, the best first
 
     @property
     def ours(self) -> Group | None:
@@ -98,12 +104,14 @@ def summarise(cells: Sequence[Cell], records: Sequence[Record]) -> list[Row]:
 
 def _row(cell: Cell, own: list[Group], main: dict[str, Group], ceiling: Group | None) -> Row:
     methods = sorted(main, key=lambda name: (name != "fastbus", name))
-    changed = (group for group in own if group not in main.values())
+    alike = [group for group in own if group.budget is not None]
+    changed = (group for group in own if group not in main.values() and group not in alike)
     return Row(
         cell,
         tuple(main[name] for name in methods if name != SUPERVISED),
         ceiling,
         tuple((group, difference(group, main.get(group.method))) for group in changed),
+        tuple(sorted(alike, key=lambda group: -group.mean)),
     )
 
 

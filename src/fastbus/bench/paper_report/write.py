@@ -16,7 +16,7 @@ from fastbus.training.checkpoint import write_atomically
 def write_paper_report(folder: Path, settings: Sequence[str] | None, data: Sequence[str] | None) -> tuple[Path, Path]:
     """paper.md and paper.html of paper.jsonl in the folder."""
     cells = select(read_grid(), settings, data, None)
-    summary = summarise(cells, read_runs(folder / LOG))
+    summary = [row for row in summarise(read_grid(), read_runs(folder / LOG)) if row.cell in cells]
     text, page = folder / "paper.md", folder / "paper.html"
     write_atomically(as_markdown(summary).encode(), text)
     write_atomically(as_page(summary).encode(), page)

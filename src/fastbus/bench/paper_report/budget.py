@@ -1,0 +1,41 @@
+"""Every method at one budget of views: the same network, images, views and number of steps for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastbus.bench.paper_report.summary import Group, Row, figure_text, percent
+
+HEADINGS = (
+    "images", "cell", "method", "ours", "seeds", "paper", "ours − paper", "network", "epochs", "views", "seconds", "",
+)  # fmt: skip
+NUMERIC = (3, 4, 5, 6, 8, 9, 10)
+BELOW = 3.0  # points behind the paper's figure that want a reason
+MARK = "†"
+# why a competing method stays behind the paper's figure for it, by setting and method
+REASONS: dict[tuple[str, str], str] = {}
+
+
+def budget_lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """One line a cell and a method, the best of a cell first."""
+    return [_line(row, group) for row in rows for group in row.alike]
+
+
+def budget_reasons(rows: Sequence[Row]) -> list[str]:
+    """Of every method that is marked, why it stays behind the paper's figure, or that nobody knows yet."""
+    behind = dict.fromkeys((row.cell.setting, group.method) for row in rows for group in row.alike if _behind(group))
+    return [f"{MARK} {method}: {REASONS.get((setting, method), 'not explained yet')}" for setting, method in behind]
+
+
+def _line(row: Row, group: Group) -> tuple[str, ...]:
+    cell = row.cell
+    gap = "–" if group.paper is None else f"{group.mean - group.paper[0]:+.2f}".replace("-", "−")
+    return (
+        cell.data, cell.name, group.method, percent(group.mean, group.spread), str(len(group.runs)),
+        figure_text(group.paper), gap, group.config["backbone"], str(group.config["epochs"]),
+        f"{group.average('views') / 1e6:.2f} M", f"{group.average('seconds'):.0f}", MARK if _behind(group) else "",
+    )  # fmt: skip
+
+
+def _behind(group: Group) -> bool:
+    return group.method != "fastbus" and group.paper is not None and group.mean < group.paper[0] - BELOW

@@ -1,0 +1,69 @@
+"""What the paper's experiments plan: fingerprints, ceilings that cells share, and equal budgets."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fastbus.bench.paper.draw import SCORED, Source, draw_task
+from fastbus.bench.paper.grid import Cell, read_grid, tiny_cells
+from fastbus.bench.paper.methods import choose
+from fastbus.bench.paper.plan import plan_jobs, views_of_an_epoch
+from fastbus.bench.paper.sets import Images, load_set
+from fastbus.training.image_run import ImageRun
+
+CIFAR = [cell for cell in read_grid() if cell.data == "cifar10"]
+
+
+def test_fingerprints_tell_recipes_apart_and_not_seeds() -> None:
+    cells = tiny_cells("digits")[:1]
+    plain = plan_jobs(cells, ["fastbus"], [0, 1], {}, 0.0)
+    assert plain[0].fingerprint == plain[1].fingerprint and plain[0].key != plain[1].key
+    changed = [
+        plan_jobs(cells, ["fastbus"], [0], {"epochs": 7}, 0.0),
+        plan_jobs(cells, ["fastbus"], [0], {}, 0.1),
+        plan_jobs(cells, ["supervised"], [0], {}, 0.0),
+    ]
+    assert len({plain[0].fingerprint, *(job.fingerprint for (job,) in changed)}) == 4
+
+
+def test_cells_with_the_same_images_share_a_ceiling() -> None:
+    noisy = [cell for cell in read_grid() if cell.setting == "noisy_label" and cell.data in ("cifar10", "cifar10n")]
+    assert len(noisy) == 7
+    (job,) = plan_jobs(noisy, ["supervised"], [0], {}, 0.0)
+    assert job.cell == noisy[0]
+    assert len(plan_jobs(noisy[1:], ["supervised"], [0, 1], {}, 0.0)) == 2
+    # some of the images are drawn anew for every cell, and weak labels kept back are images that do not train
+    partial = [cell for cell in read_grid() if cell.setting == "partial_label" and cell.data == "cifar10"]
+    for cells, held_out in ((partial, 0.0), (noisy[:2], 0.1), (CIFAR[:2], 0.0)):
+        assert [job.cell for job in plan_jobs(cells, ["supervised"], [0], {}, held_out)] == list(cells)
+    labels = np.arange(50_000) % 10
+    source = Source(Images(labels, labels, labels, labels), None, Path())  # pixels play no part in a draw
+    rows = [draw_task(cell, source, 0).train.rows for cell in noisy[:2]]
+    np.testing.assert_array_equal(*(np.sort(some) for some in rows))
+
+
+@pytest.mark.parametrize("cell", CIFAR, ids=lambda cell: cell.title)
+def test_a_budget_gives_all_methods_of_a_cell_the_same_epochs(cell: Cell) -> None:
+    jobs = plan_jobs([cell], choose(["all"]), [0], {"backbone": "wrn_28_2"}, 0.0, budget=1_500_000)
+    assert len(jobs) > 4 and len({job.recipe.epochs for job in jobs}) == 1
+    assert jobs[0].variant == "backbone=wrn_28_2, views=1500000"
+    for job in jobs:
+        seen = job.recipe.epochs * views_of_an_epoch(cell, job.recipe)
+        assert 0.9 < seen / 1_500_000 < 1.1
+    (plain,) = plan_jobs([cell], ["fastbus"], [0], {"epochs": jobs[0].recipe.epochs, "backbone": "wrn_28_2"}, 0.0)
+    assert plain.recipe == jobs[0].recipe and plain.key != jobs[0].key
+
+
+def test_views_of_an_epoch_are_those_of_a_run() -> None:
+    for cell in tiny_cells("digits"):
+        if cell.setting not in (*SCORED, "noisy_label"):  # which need a scorer, or an estimate, first
+            (job,) = plan_jobs([cell], ["fastbus"], [0], {"epochs": 2}, 0.0, tiny=True)
+            task = draw_task(cell, Source(load_set("digits", None), None, Path()), 0)
+            images = torch.from_numpy(load_set("digits", None).train[task.train.rows])
+            weak, sizes = torch.from_numpy(task.train.weak), torch.from_numpy(task.train.sizes)
+            rule = task.supervision
+            run = ImageRun(rule, images, sizes, weak, num_classes=task.num_classes, recipe=job.recipe, flip=False)
+            run.run_epoch()
+            assert 0.8 < run.views_seen / views_of_an_epoch(cell, job.recipe) < 1.35, cell.title
