@@ -8,8 +8,9 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from fastbus import WeakClassifier
+from fastbus import NoisyLabel, WeakClassifier
 from fastbus.errors import InputError
+from fastbus.training.checkpoint import read_checkpoint, write_checkpoint
 
 DATA = load_digits()
 IMAGES = np.rint(DATA.images * (255 / 16)).astype(np.uint8)[:, None]
@@ -72,6 +73,31 @@ def test_noise_is_estimated_by_a_recipe_too() -> None:
     clf = WeakClassifier("noisy_label", recipe=ENTRIES, epochs=12, random_state=0).fit(IMAGES[:1200], noisy)
     assert abs(1 - float(clf.supervision_.transition.diagonal().mean()) - 0.3) < 0.12
     assert clf.score(IMAGES[1200:], LABELS[1200:]) > 0.75
+
+
+@pytest.mark.parametrize("recipe", [ENTRIES, False], ids=["recipe", "no recipe"])
+def test_a_resumed_fit_goes_on_with_its_estimate(recipe: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    noisy = np.where(rng.random(600) < 0.3, rng.integers(0, 10, 600), LABELS[:600])
+    options: dict[str, Any] = {"recipe": recipe, "epochs": 3, "random_state": 0, "folder": str(tmp_path)}
+    first = WeakClassifier("noisy_label", **options).fit(IMAGES[:600], noisy)
+    kept = read_checkpoint(tmp_path / "estimate.safetensors")
+    assert torch.equal(kept["supervision"]["options"]["transition"], first.supervision_.transition)
+    again = WeakClassifier("noisy_label", resume=True, **options).fit(IMAGES[:600], noisy)
+    assert torch.equal(again.supervision_.transition, first.supervision_.transition)
+    assert np.array_equal(again.predict_proba(IMAGES[600:650]), first.predict_proba(IMAGES[600:650]))
+    # it is read, not made again: another matrix is another rule, under which the run does not go on
+    kept["supervision"]["options"]["transition"] = torch.full((10, 10), 0.1, dtype=torch.float64)
+    write_checkpoint(kept, tmp_path / "estimate.safetensors")
+    with pytest.raises(InputError, match=r"other than|another"):
+        WeakClassifier("noisy_label", resume=True, **options).fit(IMAGES[:600], noisy)
+    odd = {"supervision": {"registry": "noisy_label", "options": {"odd": 1}}}
+    write_checkpoint(odd, tmp_path / "estimate.safetensors")
+    with pytest.raises(InputError, match="no estimate of a run"):
+        WeakClassifier("noisy_label", resume=True, **options).fit(IMAGES[:600], noisy)
+    # what is known needs no file
+    told = WeakClassifier(NoisyLabel(rate=0.3), **options).fit(IMAGES[:600], noisy)
+    assert told.supervision_.rate == 0.3
 
 
 def test_no_recipe_on_a_cpu_unless_asked_for() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +34,7 @@ from fastbus.learner_defaults import (
     train_config,
     wants_views,
 )
+from fastbus.learner_estimates import kept_or_estimated
 from fastbus.learner_export import export_onnx, export_torch
 from fastbus.learner_files import load_classifier, save_classifier
 from fastbus.learner_images import OWN_METHOD, image_recipe, method_objective
@@ -205,7 +207,12 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         self.supervision_ = supervision
         recipe = image_recipe(self.get_params(deep=False), whole, self.n_outputs_)
         self.recipe_ = None if recipe is None else recipe.as_dict()
-        self.supervision_ = self._with_known_noise(whole, recipe, config, views, seed)
+        self.supervision_ = kept_or_estimated(
+            supervision,
+            self.folder,
+            self._resumes(self.folder),
+            partial(self._with_known_noise, whole, recipe, config, views, seed),
+        )
         whole = supervised_by(whole, self.supervision_)
         training, held_out = split_bags(whole, config.held_out, seed)
         largest = int(whole.sizes.max())

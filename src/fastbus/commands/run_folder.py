@@ -24,12 +24,13 @@ import yaml
 from fastbus.data.dataset import WeakData
 from fastbus.data.readers import SUFFIXES
 from fastbus.errors import DataError, InputError
+from fastbus.learner_estimates import ESTIMATE
 from fastbus.training.checkpoint import write_atomically
 from fastbus.training.fit import CHECKPOINT, METRICS
 
 CONFIG, DATA, ENVIRONMENT, SUMMARY = "config.yaml", "data.json", "environment.json", "summary.json"
 MODEL, MODEL_JSON, REPORT, NUMBERS = "model.safetensors", "model.json", "report.html", "report.json"
-FILES = (SUMMARY, REPORT, NUMBERS, MODEL, MODEL_JSON, CHECKPOINT, METRICS, DATA, ENVIRONMENT, CONFIG)
+FILES = (SUMMARY, REPORT, NUMBERS, MODEL, MODEL_JSON, CHECKPOINT, METRICS, ESTIMATE, DATA, ENVIRONMENT, CONFIG)
 FORMAT = "fastbus-run-1"
 TABLES = ("instances", "bags", "answers")
 

@@ -18,7 +18,7 @@ from fastbus.supervision.base import Supervision
 from fastbus.supervision.imperfect import CrowdLabel, NoisyLabel
 from fastbus.supervision.incomplete import SemiSupervised
 from fastbus.training.image_run import ImageRun
-from fastbus.training.noise import majority
+from fastbus.training.noise import majority, needs_estimate
 from fastbus.training.recipes import Recipe
 from fastbus.training.views import Views
 
@@ -41,9 +41,8 @@ def with_known_confusions(
     views: Views | None = None,
 ) -> Supervision:
     """The supervision with its unknown confusion matrices estimated; itself where they are known."""
-    noisy = isinstance(supervision, NoisyLabel) and supervision.transition is None and supervision.rate is None
-    crowd = isinstance(supervision, CrowdLabel) and supervision.transitions is None and supervision.rate is None
-    if not noisy and not crowd:
+    crowd = isinstance(supervision, CrowdLabel)
+    if not (crowd or isinstance(supervision, NoisyLabel)) or not needs_estimate(supervision):
         return supervision
     labels = majority(weak, num_classes) if crowd else weak
     given = torch.nonzero(labels >= 0).flatten()

@@ -27,18 +27,30 @@ FOLDS = 3
 Predict = Callable[[BagSet, Tensor], Tensor]  # (training set, rows to predict) -> their logits
 
 
+def needs_estimate(supervision: Supervision) -> bool:
+    """Whether a confusion matrix or a share of positives of it, or of one of its parts, is not known."""
+    if isinstance(supervision, Combination):
+        return any(needs_estimate(part) for part in supervision.parts)
+    if isinstance(supervision, NoisyLabel):
+        return supervision.transition is None and supervision.rate is None
+    if isinstance(supervision, CrowdLabel):
+        return supervision.transitions is None and supervision.rate is None
+    return isinstance(supervision, PositiveUnlabeled) and supervision.prior is None
+
+
 def with_known_noise(data: BagSet, num_classes: int, seed: int, predict: Predict) -> Supervision:
     """The supervision of `data`, its unknown matrices and shares estimated; itself where all are known."""
     parts = []
     for part, weak in zip(data.parts, data.parts_of(data.weak), strict=True):
-        if isinstance(part, NoisyLabel) and part.transition is None and part.rate is None:
-            part = NoisyLabel.estimate(_out_of_fold(data, weak, seed, predict), weak)
-        elif isinstance(part, CrowdLabel) and part.transitions is None and part.rate is None:
-            part = CrowdLabel.estimate(_out_of_fold(data, majority(weak, num_classes), seed, predict), weak)
-        elif isinstance(part, PositiveUnlabeled) and part.prior is None:
-            part = _with_prior(part, data, weak, seed, predict)
+        if needs_estimate(part):
+            if isinstance(part, PositiveUnlabeled):
+                part = _with_prior(part, data, weak, seed, predict)
+            elif isinstance(part, CrowdLabel):
+                part = CrowdLabel.estimate(_out_of_fold(data, majority(weak, num_classes), seed, predict), weak)
+            else:
+                part = NoisyLabel.estimate(_out_of_fold(data, weak, seed, predict), weak)
         parts.append(part)
-    if all(new is old for new, old in zip(parts, data.parts, strict=True)):
+    if not needs_estimate(data.supervision):
         return data.supervision
     return Combination(*parts) if isinstance(data.supervision, Combination) else parts[0]
 

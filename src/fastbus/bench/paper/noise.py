@@ -16,6 +16,7 @@ from fastbus.supervision.base import Supervision
 from fastbus.supervision.imperfect import NoisyLabel
 from fastbus.training.checkpoint import read_checkpoint, write_checkpoint
 from fastbus.training.image_noise import with_known_confusions
+from fastbus.training.noise import needs_estimate
 
 
 def noise_path(job: Job, folder: Path) -> Path:
@@ -25,18 +26,14 @@ def noise_path(job: Job, folder: Path) -> Path:
 
 def unknown_noise(job: Job) -> bool:
     """Whether a confusion matrix is to be estimated for it."""
-    return job.method != SUPERVISED and _unknown(supervision_of(job.cell))
-
-
-def _unknown(rule: Supervision) -> bool:
-    return isinstance(rule, NoisyLabel) and rule.transition is None and rule.rate is None
+    return job.method != SUPERVISED and needs_estimate(supervision_of(job.cell))
 
 
 def known_noise(
     job: Job, rule: Supervision, images: Tensor, weak: Tensor, num_classes: int, folder: Path, device: str
 ) -> tuple[Supervision, dict[str, Any], float]:
     """The rule to train with, what was estimated, and the seconds that took; any other rule as it is."""
-    if not _unknown(rule):
+    if not needs_estimate(rule):
         return rule, {}, 0.0
     path = noise_path(job, folder)
     if not path.is_file():
