@@ -47,15 +47,15 @@ def decay(x):
     """e^-x for x >= 0, to the last digit or two: without the branches of a library, and zero beyond 708.7."""
     kept = tl.where(x > 709.4, 709.4, x)  # whose power of two is the first that is taken for zero
     # no fraction is left of such a sum, whose last digits in base two are an exponent of float64
-    sum = 6755399441056767.0 - kept * 1.4426950408889634
-    whole = sum - 6755399441056767.0
+    lifted = 6755399441056767.0 - kept * 1.4426950408889634
+    whole = lifted - 6755399441056767.0
     z = -kept - whole * 6.93147180369123816490e-01 - whole * 1.90821492927058770002e-10
     # near inverse factorials, of least error where |z| is below half the logarithm of two
     e = 2.755751454588244e-06 + z * (2.763090348817311e-07 + z * 2.502232253650299e-08)
     e = 0.001388888894591638 + z * (0.00019841269589115497 + z * (2.4801491039099165e-05 + z * e))
     e = 0.16666666666666477 + z * (0.041666666666519754 + z * (0.008333333333455043 + z * e))
     e = 1.0 + z * (1.0 + z * (0.5000000000000012 + z * e))
-    return e * (sum.to(tl.int64, bitcast=True) << 52).to(tl.float64, bitcast=True)
+    return e * (lifted.to(tl.int64, bitcast=True) << 52).to(tl.float64, bitcast=True)
 
 
 @triton.jit
@@ -80,9 +80,9 @@ def log(x, APPROX: tl.constexpr):
 def circle_at(turns):
     """Cosine and sine of turns from 0 to 1, to rounding: Taylor's series around the nearest quarter."""
     # no fraction is left of such a sum, whose last digits in base two are the quarter
-    sum = 6755399441055744.0 + 4.0 * turns
-    quarter = sum.to(tl.int64, bitcast=True).to(tl.int32)
-    z = 6.283185307179586 * (turns - 0.25 * (sum - 6755399441055744.0))
+    lifted = 6755399441055744.0 + 4.0 * turns
+    quarter = lifted.to(tl.int64, bitcast=True).to(tl.int32)
+    z = 6.283185307179586 * (turns - 0.25 * (lifted - 6755399441055744.0))
     y = z * z
     # coefficients are inverse factorials, of which 1/15! and 1/16! are the last that tell
     s = 1.605904383682161e-10 - y * 7.647163731819816e-13
