@@ -143,6 +143,63 @@ def test_one_positive_among_the_impossible() -> None:
     torch.testing.assert_close(likelihood, logits.logsumexp((1, 2)), rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("low", [-715.0, -742.0, -800.0, -1e5])
+def test_positives_too_rare_for_numbers(low: float) -> None:
+    logits = torch.tensor([low, low - 0.4, low - 0.9], dtype=torch.float64).reshape(1, 3, 1)
+    posterior, likelihood, status = solve("any", logits, torch.ones(1, 1, dtype=torch.long))
+    assert not status.any()
+    torch.testing.assert_close(posterior, logits.softmax(1), rtol=1e-13, atol=0)
+    torch.testing.assert_close(likelihood, logits.logsumexp((1, 2)), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("count", [2**32 + 1, 2**32 - 1, -(2**32), 2**40])
+def test_counts_beyond_all_bags_are_not_cut_down(count: int) -> None:
+    logits = torch.tensor([0.3, -0.2, 1.0], dtype=torch.float64).reshape(1, 3, 1)
+    assert solve("counts", logits, torch.tensor([[count]]))[2].item() != 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_logits_beyond_all_shifts_have_a_status(count: int) -> None:
+    logits = torch.tensor([1e305, -1e305, 0.0], dtype=torch.float64).reshape(1, 3, 1)
+    assert solve("counts", logits, torch.tensor([[count]]))[2].item() != 0
+
+
+@pytest.mark.parametrize(("K", "count"), [(64, 37), (512, 300)])
+def test_errors_of_equal_logits_do_not_add_up(K: int, count: int) -> None:
+    logits = torch.full((1, K, 1), 0.371)
+    _, likelihood, status = solve("counts", logits, torch.tensor([[count]]))
+    p = torch.sigmoid(logits[0, 0, 0].double())
+    expected = torch.distributions.Binomial(K, p).log_prob(torch.tensor(float(count), dtype=torch.float64))
+    assert not status.any() and abs(float(likelihood) / float(expected) - 1) < 1e-7
+
+
+def test_lattices_of_many_bags_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastbus.inference.fixed import Lattice, Step
+    from fastbus.inference.kernels import lattice
+
+    logits = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    weak, sizes = torch.tensor([[2, 1, 0], [1, 1, 1], [0, 3, 0], [0, 1, 2]]).to(DEVICE), torch.full((4,), 3)
+    step = Step(torch.arange(12), torch.arange(4), torch.arange(4) * 3, sizes)
+    step = Step(*(x.to(DEVICE) for x in step))
+    whole = Lattice(weak, sizes, seen=False)
+    expected = whole(logits, step)
+    monkeypatch.setattr(lattice, "MOST_MESSAGES", 2 * (2 * 4 * whole.points))
+    parts = Lattice(weak, sizes, seen=False)
+    assert parts.at_once == 2 and whole.at_once > 4
+    torch.testing.assert_close(parts(logits, step), expected, rtol=0, atol=0)
+    torch.testing.assert_close(expected.sum(1).cpu(), torch.ones(12))
+
+
+@pytest.mark.parametrize(("K", "C", "classes"), [(600, 10, 3), (130, 100, 3)])
+def test_bags_that_no_program_holds_are_left_to_others(K: int, C: int, classes: int) -> None:
+    from fastbus.inference.fixed_build import lattice_fits
+
+    weak = torch.zeros(1, C, dtype=torch.long)
+    weak[:, :classes] = 1
+    assert not lattice_fits(weak, torch.tensor([K]), seen=True)
+    assert lattice_fits(weak, torch.tensor([8]), seen=True)
+
+
 @pytest.mark.parametrize("kind", RULES)
 @pytest.mark.parametrize(
     ("values", "weak"),

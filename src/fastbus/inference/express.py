@@ -83,7 +83,7 @@ def express(
         return None
     kernel = _kernel(x.is_cpu, head, plain.kind)
     rows = rows_of(x, mask, bag_sizes)
-    if kernel is None or rows is None or rows.longest > kernel.longest:
+    if kernel is None or rows is None or rows.longest > kernel.longest or x.shape[-1] > kernel.widest:
         return None
     dtype, C = x.dtype, x.shape[-1]
     if (dtype != torch.float32 and dtype != torch.float64) or C == 0 or (C == 1 and head == "softmax"):
@@ -122,12 +122,13 @@ def express(
 
 
 class Kernel(NamedTuple):
-    """A function, what it is told beside the batch, and the largest bag it takes."""
+    """A function, what it is told beside the batch, the largest bag it takes, and the most classes."""
 
     function: Callable[..., Any]
     options: dict[str, Any]
     asks: str  # what else it wants to know of a batch, "budget" or "longest"
     longest: int
+    widest: int = 2**31
 
 
 @cache
@@ -145,7 +146,8 @@ def _kernel(on_cpu: bool, head: str, kind: str) -> Kernel | None:
         return Kernel(solve, {"kind": kind}, "", module.LONGEST)
     if head == "softmax":
         return Kernel(solve, {"seen": kind == "any"}, "budget", module.LONGEST)
-    return Kernel(solve, {}, "longest" if function == "solve_bags" else "", module.LONGEST)
+    asks = "longest" if function == "solve_bags" else ""
+    return Kernel(solve, {}, asks, module.LONGEST, getattr(module, "WIDEST", 2**31))
 
 
 # labels, log-likelihood, and the predictions and the weak labels to be kept

@@ -142,11 +142,17 @@ def rows_of(x: Tensor, mask: object, bag_sizes: object) -> Rows | None:
             return None
         B, K, _ = x.shape
         rows = _full_rows(B, K, x.device)
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            _captured[B, K, x.device] = rows
         return rows if mask is None else _masked_rows(rows, B, K, x, mask)
     except (RuntimeError, ValueError, TypeError):
         # a function transform wraps whatever is computed inside, and then it has no values to look at; lists of
         # sizes may hold anything
         return None
+
+
+# rows that graphs read whenever they are replayed, long after the call
+_captured: dict[tuple[int, int, torch.device], Rows] = {}
 
 
 @lru_cache(maxsize=64)

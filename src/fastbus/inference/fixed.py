@@ -38,27 +38,37 @@ class Lattice:
     capturable = True
 
     def __init__(self, weak: Tensor, sizes: Tensor, *, seen: bool) -> None:
-        from fastbus.inference.kernels.lattice import by_count, lattice_points
+        from fastbus.inference.kernels.lattice import bags_at_once, by_count, lattice_points
 
         self.weak, self.seen = weak, seen
         self.held, self.names = by_count(weak)
         self.longest = int(sizes.max())
         self.points = int(lattice_points(weak, seen=seen).max())
+        self.at_once = bags_at_once(self.longest, self.points, weak.shape[1])
+        assert self.at_once, "bags that no program holds are for General"
 
     def __call__(self, logits: Tensor, step: Step) -> Tensor:
         from fastbus.inference.kernels.lattice import solve_lattice
 
         order = self.held[step.bags], self.names[step.bags]
-        posterior, *_ = solve_lattice(
-            logits,
-            step.starts,
-            step.sizes,
-            order[0],
-            seen=self.seen,
-            longest=self.longest,
-            points=self.points,
-            order=order,
+        parts = zip(
+            *(x.split(self.at_once) for x in (step.starts, step.sizes, *order)),
+            strict=True,
         )
+        posterior: Tensor | None = None
+        for starts, sizes, held, names in parts:  # bags own different rows, all others are zero
+            part, *_ = solve_lattice(
+                logits,
+                starts,
+                sizes,
+                held,
+                seen=self.seen,
+                longest=self.longest,
+                points=self.points,
+                order=(held, names),
+            )
+            posterior = part if posterior is None else posterior + part
+        assert posterior is not None
         return posterior
 
 

@@ -52,14 +52,22 @@ def fixed_posterior(
         if pairs is not None:
             return pairs
     if device.type == "cuda" and _plain_aggregate(supervision) and bool((weak >= 0).all()) and weak.dim() == 2:
-        from fastbus.inference.kernels.lattice import lattice_points
+        from fastbus.inference.kernels.gpu_bags import LONGEST
 
         seen = isinstance(supervision, MultiInstance)
-        if coupling == "independent":
+        if coupling == "independent" and int(sizes.max()) <= LONGEST:
             return OneVsRest(weak.to(device), sizes, seen=seen)
-        if int(lattice_points(weak, seen=seen).max()) <= LATTICE_POINTS:
+        if coupling != "independent" and lattice_fits(weak, sizes, seen=seen):
             return Lattice(weak.to(device), sizes, seen=seen)
     return General(supervision, weak.to(device), coupling if _plain_aggregate(supervision) else "auto")
+
+
+def lattice_fits(weak: Tensor, sizes: Tensor, *, seen: bool) -> bool:
+    """Whether every bag's lattice is small enough, and held by a program of the kernel."""
+    from fastbus.inference.kernels.lattice import bags_at_once, lattice_points
+
+    points = int(lattice_points(weak, seen=seen).max())
+    return points <= LATTICE_POINTS and bags_at_once(int(sizes.max()), points, weak.shape[1]) > 0
 
 
 def read_all(supervision: Supervision, weak: Tensor, sizes: Tensor, num_classes: int) -> Evidence:

@@ -13,12 +13,13 @@ from functools import partial
 import triton
 import triton.language as tl
 
-from fastbus.inference.kernels.gpu_bags import LONGEST, SHAPES, Tile, launch, place, read
+from fastbus.inference.kernels.gpu_bags import LONGEST, SHAPES, WIDEST, Tile, launch, place, read
 from fastbus.inference.kernels.gpu_launch import collect, publish
 from fastbus.inference.kernels.gpu_math import product, reciprocal
 
-__all__ = ["LONGEST", "solve_any"]
+__all__ = ["LONGEST", "WIDEST", "solve_any"]
 
+RARE = tl.constexpr(1e-100)
 PRODUCTS = tl.constexpr(512)  # factors between 1 and 2 that may be multiplied without overflow
 # by the padded size of a bag; measured on an H200
 TILES = {16: Tile(4, 1), 32: Tile(4, 1), 64: Tile(4, 1), 128: Tile(4, 1), 256: Tile(4, 1), 512: Tile(4, 2)}
@@ -69,8 +70,18 @@ def _solve_any(
         none -= tl.log(tl.reduce(1.0 + doubt, 0, product))
     else:
         none -= tl.sum(tl.log(1.0 + doubt), 0)
+    log_some = tl.log(tl.where(some > 0, some, 1.0))
+    share = p / tl.where(some > 0, some, 1.0)[None, :]
     possible = some > 0
-    log_chance = tl.where(seen == 1, tl.log(tl.where(possible, some, 1.0)), tl.where(seen == 0, none, 0.0))
+    if tl.max(((seen == 1) & (some < RARE)).to(tl.int32), 0) > 0:
+        # digits are lost where p is hardly a number: all odds relative to the largest
+        top = tl.max(x, 0)
+        rare, possible = some < RARE, top > float("-inf")
+        odds = tl.exp(x - tl.where(possible, top, 0.0)[None, :])
+        total = tl.where(possible, tl.sum(odds, 0), 1.0)
+        log_some = tl.where(rare, top + tl.log(total), log_some)
+        share = tl.where(rare[None, :], odds / total[None, :], share)
+    log_chance = tl.where(seen == 1, log_some, tl.where(seen == 0, none, 0.0))
     strange = (seen < -1) | (seen > 1) | ((seen == 1) & ~possible) | ~(log_chance > float("-inf"))
     strange = strange | (tl.max((given != given).to(tl.int32), 0) > 0)
     strange = (strange & there) | (size < 1) | (size > K2)
@@ -79,7 +90,7 @@ def _solve_any(
         bag, block, tl.sum(log_chance, 0), tl.max(strange.to(tl.int32), 0), counter, likelihood, status, B, blocks
     )
     # while the counter is on its way
-    q = tl.where((seen == 1)[None, :], p / tl.where(possible, some, 1.0)[None, :], p)
+    q = tl.where((seen == 1)[None, :], share, p)
     q = tl.where((seen == 0)[None, :], 0.0, tl.minimum(q, 1.0))
     q = tl.where(inside, q, 0.0)
     tl.store(posterior + start * C + cell, q.to(given.dtype), mask=owned)

@@ -20,6 +20,7 @@ from torch import Tensor
 from fastbus.inference.kernels.gpu_launch import APPROXIMATE, block_of, counters, on
 
 LONGEST = 8192  # instances of a bag that a program can hold; larger bags take plain torch
+WIDEST = 1 << 16  # classes; the last program of a bag holds the parts of all of them
 SHAPES = ["B", "N", "C", "slot", "blocks"]  # numbers that no kernel is compiled anew for
 
 
@@ -38,10 +39,10 @@ def place(starts, sizes, N, slot, blocks, PADDED: tl.constexpr):
     size = tl.load(sizes + bag)
     if PADDED:
         start = bag * slot  # logits need not wait for it
-        size = tl.where(size <= slot, size, 0)
+        size = tl.where((size >= 0) & (size <= slot), size, 0)
     else:
         start = tl.load(starts + bag)
-        size = tl.where((start >= 0) & (start + size <= N), size, 0)
+        size = tl.where((start >= 0) & (size >= 0) & (size <= N - start), size, 0)
     return bag, block, start, size.to(tl.int32)
 
 
@@ -91,8 +92,8 @@ def launch(
     likelihood = torch.empty(B * (blocks + 1), dtype=torch.float64, device=logits.device)
     status = torch.empty(B * (blocks + 1), dtype=torch.int32, device=logits.device)
     answer = torch.empty(B, dtype=logits.dtype if rounded else torch.float64, device=logits.device)
-    if not B or longest > LONGEST:
-        return posterior, answer, torch.ones_like(status[:B])
+    if not B or not C or longest > LONGEST or C > WIDEST:
+        return posterior, answer.zero_(), torch.ones_like(status[:B])
     with on(logits.device):
         kernel[(B * blocks,)](
             logits,

@@ -22,7 +22,7 @@ from functools import partial
 import triton
 import triton.language as tl
 
-from fastbus.inference.kernels.gpu_bags import LONGEST, SHAPES, Tile, launch, place, read
+from fastbus.inference.kernels.gpu_bags import LONGEST, SHAPES, WIDEST, Tile, launch, place, read
 from fastbus.inference.kernels.gpu_launch import collect, publish
 from fastbus.inference.kernels.gpu_math import (
     circle_at,
@@ -36,12 +36,13 @@ from fastbus.inference.kernels.gpu_math import (
     turned_by,
 )
 
-__all__ = ["LONGEST", "solve_counts"]
+__all__ = ["LONGEST", "WIDEST", "solve_counts"]
 
 TILTS = tl.constexpr(64)  # steps towards the shift at most; 1 to 3 are usual, bisection of logits of 1e3 takes 15
 NEGLIGIBLE = tl.constexpr(40.0)  # what is left out is below e^-40
 SMALL = tl.constexpr(32)  # padded sizes at which inequalities would hardly save a node
 PRODUCTS = tl.constexpr(512)  # factors between 1 and 2 that may be multiplied without overflow
+LARGEST = tl.constexpr(1e18)  # logits whose squares are float32 numbers
 LOST = tl.constexpr(1e-3)  # a probability this far below the usual has lost digits by cancellation
 
 # by the padded size of a bag; measured on an H200, where few classes a program make enough programs for all its parts
@@ -210,7 +211,8 @@ def _solve_counts(
     # the counts first: nothing that other loads bring need be there to ask for them
     column = tl.program_id(0) % blocks * BC + tl.arange(0, BC)
     there = column < C
-    count = tl.load(weak + (tl.program_id(0) // blocks).to(tl.int64) * C + column, mask=there, other=-1).to(tl.int32)
+    told = tl.load(weak + (tl.program_id(0) // blocks).to(tl.int64) * C + column, mask=there, other=-1)
+    count = tl.where((told < -1) | (told > K2), -2, told).to(tl.int32)  # -2: not a count of this bag
     bag, block, start, size = place(starts, sizes, N, slot, blocks, PADDED)
     row = tl.arange(0, K2)
     cell = row[:, None] * C + column[None, :]
@@ -218,15 +220,15 @@ def _solve_counts(
     FEW: tl.constexpr = given.dtype != tl.float64
     observed = count >= 0
     free = tl.abs(given) < float("inf")
-    rough = given.to(tl.float32)
+    rough = tl.minimum(tl.maximum(given, -2.0 * LARGEST), 2.0 * LARGEST).to(tl.float32)
     known = tl.where(free, rough, 0.0)
     # free instances and, in the upper half of the same sum, certain positives
     kinds = tl.where(free, 1, tl.where(given == float("inf"), 65536, 0))
     above, below = tl.where(free, rough, float("-inf")), tl.where(free, rough, float("inf"))
     x = given.to(tl.float64)
-    # as precise as the logits are
+    # as precise as the logits are, where errors that are alike do not add up over many
     quick = quick_power(-1.4426950408889634 * tl.abs(rough), APPROX).to(tl.float64)
-    prior_doubt = quick if FEW else decay(tl.abs(x))
+    prior_doubt = quick if FEW and K2 <= SMALL else decay(tl.abs(x))
     outline = tl.reduce((kinds, above, below, known, known * known, 1.0 + prior_doubt), 0, _outline)
     found = outline[0]
     room, wanted = found % 65536, count - found // 65536
@@ -266,6 +268,7 @@ def _solve_counts(
     # comparisons that no NaN passes
     strange = ~((shifted > float("-inf")) & (norms < float("inf")))
     strange = strange | (count < -1) | (observed & ((wanted < 0) | (wanted > room)))
+    strange = strange | (outline[1] > LARGEST) | (outline[2] < -LARGEST)
 
     # the node t = 0 gives 1 to every sum; the others count twice, since the conjugate half is not walked
     total = tl.zeros((BC,), tl.float64)

@@ -222,8 +222,8 @@ def solve_lattice(
     logits, weak = logits.detach().contiguous(), weak.contiguous()
     posterior = torch.zeros_like(logits)
     likelihood = torch.empty(B, dtype=torch.float64, device=logits.device)
-    P2, K2 = max(2, triton.next_power_of_2(P)), triton.next_power_of_2(max(longest, 2))
-    if not B or B * 2 * (longest + 1) * points > MOST_MESSAGES or K2 * P2 > MOST_CELLS:
+    P2, K2 = _padded(longest, C)
+    if not B or bags_at_once(longest, points, C) < B:
         return posterior, likelihood, torch.ones(B, dtype=torch.int32, device=logits.device)
     held, names = by_count(weak) if order is None else order
     scratch = logits.new_empty(B * 2 * (longest + 1) * points, dtype=torch.float64)
@@ -258,6 +258,17 @@ def solve_lattice(
             num_warps=min(16, max(1, block * P2 // SHARE)),
         )
     return posterior, likelihood, status
+
+
+def bags_at_once(longest: int, points: int, C: int) -> int:
+    """How many bags a launch takes: as many as there is room for messages, none where a bag fits into no program."""
+    P2, K2 = _padded(longest, C)
+    return 0 if K2 * P2 > MOST_CELLS else MOST_MESSAGES // (2 * (longest + 1) * points)
+
+
+def _padded(longest: int, C: int) -> tuple[int, int]:
+    """Powers of two that hold the classes a bag may have, and its instances."""
+    return max(2, triton.next_power_of_2(min(C, longest))), triton.next_power_of_2(max(longest, 2))
 
 
 def by_count(weak: Tensor) -> tuple[Tensor, Tensor]:
