@@ -244,3 +244,10 @@ def test_what_is_missing_or_wrong_is_said() -> None:
     wrong[5] = 10
     with pytest.raises(WeakLabelError, match="label 10 at instance 5; expected classes 0 to 9"):
         run(wrong, "elr")
+
+
+@pytest.mark.parametrize(("epochs", "factor"), [(15, 20.0), (300, 1.0), (600, 1.0)])
+def test_noise_of_its_own_grows_faster_in_fewer_passes(epochs: int, factor: float) -> None:
+    run = method_run("noisy_label", "sop", QUICK.replace(epochs=epochs))
+    for name in ("u", "v"):
+        assert run.objective.rates[name] == pytest.approx(10 * factor / QUICK.learning_rate)

@@ -12,7 +12,7 @@ from fastbus.methods import objective_of
 from fastbus.methods.adversarial import unmoved_statistics, virtual_adversarial_loss
 from fastbus.methods.rows import linear_ramp
 from fastbus.training.image_run import ImageRun
-from fastbus.training.step_objective import StepInputs
+from fastbus.training.step_objective import RunningMean, StepInputs
 from test_image_run import QUICK, digits, weak_digits
 
 ROWS, KNOWN = 64, QUICK.labelled_rows
@@ -175,3 +175,14 @@ def test_some_labels_and_some_rows_for_them_are_needed() -> None:
     none = QUICK.replace(labelled_rows=0)
     with pytest.raises(InputError, match="labelled_rows=0"):
         ImageRun(rule, images, sizes, weak, num_classes=10, recipe=none, objective=objective_of("vat"))
+
+
+def test_running_means_weigh_the_first_steps_as_much_as_later_ones() -> None:
+    mean = RunningMean(2, 0.9, torch.device("cpu"))
+    rows = torch.tensor([[1.0, 4.0], [2.0, 0.0], [6.0, 1.0]])
+    assert mean(rows[0]).tolist() == pytest.approx([1, 4])
+    assert mean(rows[1]).tolist() == pytest.approx([(0.9 * 1 + 2) / 1.9, 0.9 * 4 / 1.9])
+    weights = torch.tensor([0.81, 0.9, 1.0])
+    assert mean(rows[2]).tolist() == pytest.approx(((weights @ rows) / weights.sum()).tolist())
+    assert set(mean.state("sure")) == {"sure", "sure.weight"}
+    assert RunningMean(2, 0.0, torch.device("cpu"))(rows[1]).tolist() == [2.0, 0.0]

@@ -99,6 +99,7 @@ class AttentionMIL(StepObjective):
         if gated:
             self.learned["attention.gate"] = drawn(run.num_features, ATTENTION_UNITS)
         self.learned["attention.heads"] = drawn(ATTENTION_UNITS, self.seen.shape[1])
+        self.rates = dict.fromkeys(self.learned, 1 / (1 - run.recipe.momentum))  # as momentum moves the network
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         M = len(inputs.weak)

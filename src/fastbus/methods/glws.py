@@ -27,7 +27,7 @@ from fastbus.methods.rows import (
     view_logits,
 )
 from fastbus.methods.uum import SeenClosedForm
-from fastbus.training.step_objective import StepInputs, StepObjective, doubtful
+from fastbus.training.step_objective import RunningMean, StepInputs, StepObjective, doubtful
 
 if TYPE_CHECKING:
     from fastbus.training.image_run import ImageRun
@@ -134,6 +134,7 @@ class NoisyEM(StepObjective):
         self.log_confusion = matrix.requires_grad_(rate is None)
         if rate is None:
             self.learned["log_confusion"] = self.log_confusion
+            self.rates["log_confusion"] = 1 / (1 - run.recipe.momentum)  # as momentum moves the network
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         weak, strong = view_logits(inputs)
@@ -157,10 +158,10 @@ class SemiEM(StepObjective):
         shares = torch.bincount(gold[gold >= 0], minlength=C).float()
         self.known, self.gold = labelled_part(run, "glws"), gold.clamp(min=0).to(run.device)
         self.target = (shares / shares.sum()).to(run.device)
-        self.mean = torch.full((C,), 1 / C, device=run.device)
+        self.mean = RunningMean(C, ALIGN_DECAY, run.device)
 
     def state(self) -> dict[str, Tensor]:
-        return {"mean": self.mean}
+        return self.mean.state("mean")
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         L = self.known
@@ -169,8 +170,7 @@ class SemiEM(StepObjective):
         known = nll_loss(torch.log_softmax(weak[:L], 1), gold) + nll_loss(torch.log_softmax(strong[:L], 1), gold)
         with torch.no_grad():
             p = weak[L:].softmax(1)
-            self.mean.mul_(ALIGN_DECAY).add_(p.mean(0), alpha=1 - ALIGN_DECAY)
-            p = p * (self.target / self.mean)
+            p = p * (self.target / self.mean(p.mean(0)))
             kept = p.topk(min(KEPT_CLASSES, p.shape[1]), 1).indices
             p = p * torch.zeros_like(p).scatter(1, kept, 1.0)
             p = p / p.sum(1, keepdim=True)

@@ -22,6 +22,7 @@ SETTINGS = ("noisy_label",)
 MANY_CLASSES = 50  # beyond these the authors' settings for CIFAR-100 hold, not those for CIFAR-10
 ONE_SIDED = 0.5  # share of a class's wrong labels in one class, beyond which noise counts as asymmetric
 SOP_START = 1e-8  # deviation of the first values of both over-parameterisations
+SOP_PASSES = 300  # of the authors; what grows by a factor in every pass must grow faster in fewer
 SOP_CONSISTENCY, SOP_BALANCE = 0.9, 0.1
 
 
@@ -130,14 +131,14 @@ class SparseNoise(NoisyObjective):
     """
 
     def __init__(self, run: ImageRun, rates: tuple[float, float], plus: bool) -> None:
-        """rates: of u and of v, the same all the time."""
+        """rates: of u and of v in a run as long as the authors', the same all the time."""
         super().__init__(noisy_labels(run), run.recipe)
         self.plus, self.steps = plus, run.steps_per_epoch * run.recipe.epochs
         source = torch.Generator().manual_seed(run.seed)
         for name, width, rate in zip("uv", (1, run.num_classes), rates, strict=True):
             start = torch.randn(len(self.labels), width, generator=source) * SOP_START
             self.learned[name] = start.to(run.device).requires_grad_()
-            self.rates[name] = rate / run.recipe.learning_rate
+            self.rates[name] = rate * max(1.0, SOP_PASSES / run.recipe.epochs) / run.recipe.learning_rate
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         labels, given = self._labels(inputs)
@@ -239,8 +240,9 @@ register(
         differs="SOP+, which the authors compare with others: the weak view learns, the strong one agrees (0.9), "
         "classes are balanced (0.1); plus=False is SOP alone, averaged over both views. Rates of u and v are 10 and 10 "
         "(rate=, rate_elsewhere=), v's 100 where a known transition is asymmetric, u's 1 beyond 50 classes, constant "
-        "as with the authors. u learns from the cross-entropy alone, as in the paper; a version of the published code "
-        "lets it learn from the squared error, too.",
+        "as with the authors, and raised in proportion where there are fewer than their 300 passes. u learns from the "
+        "cross-entropy alone, as in the paper; a version of the published code lets it learn from the squared error, "
+        "too.",
         make=_sop,
         extra=("rate", "rate_elsewhere", "plus"),
     )

@@ -21,7 +21,8 @@ def learning_rate(recipe: Recipe, progress: Tensor, steps: int) -> Tensor:
     rate = recipe.learning_rate * torch.ones_like(progress)
     if recipe.schedule == "cosine":
         rate = rate * 0.5 * (1 + torch.cos(math.pi * progress.clamp(max=1.0)))
-    return (rate * ((progress * steps + 1) / max(1, recipe.warmup)).clamp(max=1.0)).float()
+    warmup = max(1, min(recipe.warmup, steps // 10))
+    return (rate * ((progress * steps + 1) / warmup).clamp(max=1.0)).float()
 
 
 def averaging_share(recipe: Recipe, progress: Tensor, steps: int) -> Tensor:

@@ -13,6 +13,7 @@ from fastbus.bench.paper.draw import num_classes
 from fastbus.bench.paper.grid import Cell
 from fastbus.errors import InputError
 from fastbus.methods.registry import get_method, method_names, objective_of
+from fastbus.methods.uum import LARGEST_BAG
 
 if TYPE_CHECKING:
     from fastbus.training.image_run import ImageRun
@@ -66,6 +67,8 @@ def applies(method: str, cell: Cell) -> bool:
     if method in OWN:
         return True
     known = get_method(method)
+    if method == "uum" and cell.setting == "label_proportion":  # it lists all orders of a bag's labels
+        return bool(cell.draw["mean"] + 3 * cell.draw["std"] <= LARGEST_BAG)
     return cell.setting in known.settings and not (known.binary and num_classes(cell) > 2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,18 @@ def unknown_noise(job: Job) -> bool:
     return job.method != SUPERVISED and needs_estimate(supervision_of(job.cell))
 
 
+def _write_first(state: dict[str, Any], path: Path) -> None:
+    """Unless another process was quicker: all runs of a cell, and those that are resumed, go by the same matrix."""
+    mine = path.with_name(f".{path.name}.{os.getpid()}")
+    write_checkpoint(state, mine)
+    try:
+        os.link(mine, path)
+    except FileExistsError:
+        pass
+    finally:
+        mine.unlink()
+
+
 def known_noise(
     job: Job, rule: Supervision, images: Tensor, weak: Tensor, num_classes: int, folder: Path, device: str
 ) -> tuple[Supervision, dict[str, Any], float]:
@@ -44,7 +57,7 @@ def known_noise(
         )  # fmt: skip
         assert isinstance(found, NoisyLabel) and isinstance(found.transition, Tensor)
         seconds = time.perf_counter() - start
-        write_checkpoint({"transition": found.transition.detach().cpu(), "seconds": seconds}, path)
+        _write_first({"transition": found.transition.detach().cpu(), "seconds": seconds}, path)
     state = read_checkpoint(path)
     matrix = state["transition"]
     shares = torch.bincount(weak, minlength=num_classes).double() / len(weak)

@@ -121,21 +121,27 @@ def plan_jobs(
                 cell = ceiling_cell(given, read_grid()) if shares else given
                 recipe = _recipe(cell, method).replace(**common).replace(**changes)
                 if budget is not None:
-                    recipe = recipe.replace(epochs=max(1, round(budget / views_of_an_epoch(cell, recipe))))
+                    recipe = recipe.replace(epochs=max(1, round(budget / views_of_an_epoch(cell, recipe, method))))
                 scorer = _scorer(cell, tiny) if cell.setting in SCORED else None
                 job = Job(cell, method, seed, recipe, held_out, variant, scorer, budget)
                 jobs.setdefault(job.key, job)
+    if budget is not None and "epochs" in changes:
+        raise InputError("--views with --set epochs; expected one of them, since views are epochs. Leave one out.")
     if not jobs:
         raise InputError(f"no cell for {', '.join(methods)}; expected one of their settings. Look at --list.")
     return list(jobs.values())
 
 
-def views_of_an_epoch(cell: Cell, recipe: Recipe) -> float:
-    """Images that pass through the network, both views, where batches are full."""
+def views_of_an_epoch(cell: Cell, recipe: Recipe, method: str) -> float:
+    """Augmented images of a pass, both views, where batches are full."""
     images, _ = expected_size(cell)
-    # a pass over the unlabelled images draws labelled ones into every batch
-    drawn = recipe.rows_with_labels if cell.setting in ("positive_unlabeled", "semi_supervised") else 0
-    return 2 * images * recipe.rows / (recipe.rows - drawn)
+    return 2 * images * _with_labelled(cell, recipe, method)
+
+
+def _with_labelled(cell: Cell, recipe: Recipe, method: str) -> float:
+    """How much longer a pass is where labelled images are drawn into every batch of unlabelled ones."""
+    drawn = cell.setting in ("positive_unlabeled", "semi_supervised") and method != SUPERVISED
+    return recipe.rows / (recipe.rows - recipe.rows_with_labels) if drawn else 1.0
 
 
 def job_key(record: Record) -> tuple[str, int]:
@@ -147,8 +153,11 @@ def _recipe(cell: Cell, method: str) -> Recipe:
     """The product's recipe; the ceiling has its network, views and schedule, and no use for a teacher."""
     images, bags = expected_size(cell)
     recipe = recipe_for(supervision_of(cell), num_images=images, num_bags=bags, image_shape=SETS[cell.data].shape)
+    if method != SUPERVISED:
+        return recipe
     plain: dict[str, Any] = {"teacher": False, "own": False, "doubt": 0.0, "sharpen": 1.0, "align": 0.0}
-    return recipe.replace(**plain) if method == SUPERVISED else recipe
+    steps = _with_labelled(cell, recipe, "fastbus")  # as many as those that it is the ceiling of
+    return recipe.replace(epochs=round(recipe.epochs * steps), **plain)
 
 
 def _scorer(cell: Cell, tiny: bool) -> Scorer:

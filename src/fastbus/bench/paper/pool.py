@@ -10,15 +10,17 @@ import os
 from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastbus.bench.paper.plan import Job, Scorer
-from fastbus.bench.paper.run import Place, forget, margin, work
+from fastbus.bench.paper.run import Place, awaited_noise, forget, margin, work
 from fastbus.bench.paper.scorer import scorer_path
 from fastbus.bench.results import Record
 from fastbus.errors import FastbusError
 
 Keep = Callable[[Job, Record], None]
+PATIENCE = 2.0  # seconds between two looks for a matrix
 
 
 class Tally(NamedTuple):
@@ -45,14 +47,18 @@ def run_jobs(jobs: Sequence[Job], place: Place, workers: int, keep: Keep, say: C
     failed: list[str] = []
     finished = 0
     while todo or running:
-        while len(running) < workers and (begun := _next(todo, lacking, place)) is not None:
+        busy = {path for _, what in running.values() if (path := awaited_noise(what, place)) is not None}
+        while len(running) < workers and (begun := _next(todo, lacking, busy, place)) is not None:
             todo.remove(begun)
             worker = idle.pop() if idle else _start()
             worker.connection.send((begun, place))
             running[worker.connection] = worker, begun
+            if (path := awaited_noise(begun, place)) is not None:
+                busy.add(path)
         if not running:
             break
-        for ready in wait(list(running)):
+        # a matrix that others wait for comes long before the run that makes it ends
+        for ready in wait(list(running), timeout=PATIENCE if busy and todo else None):
             assert isinstance(ready, Connection)
             worker, what = running.pop(ready)
             record, reason = _answer(worker)
@@ -81,10 +87,13 @@ def run_jobs(jobs: Sequence[Job], place: Place, workers: int, keep: Keep, say: C
     return Tally(finished, [what.title for what in (*stopped, *todo)], failed)
 
 
-def _next(todo: Sequence[Job | Scorer], lacking: dict[str, Scorer], place: Place) -> Job | Scorer | None:
-    """The first that has what it needs."""
+def _next(
+    todo: Sequence[Job | Scorer], lacking: dict[str, Scorer], busy: set[Path], place: Place
+) -> Job | Scorer | None:
+    """The first that has what it needs. busy: confusion matrices that a run is estimating."""
     for what in todo:
         ready = isinstance(what, Scorer) or what.scorer is None or what.scorer.fingerprint not in lacking
+        ready = ready and awaited_noise(what, place) not in busy
         if ready and not place.short_of_time(margin(what, place)):
             return what
     return None

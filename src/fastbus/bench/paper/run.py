@@ -60,9 +60,15 @@ def work(what: Job | Scorer, place: Place) -> Record | None:
 
 def margin(what: Job | Scorer, place: Place) -> float:
     """Seconds without which it is not begun: a run can stop after an epoch, but not before."""
-    if isinstance(what, Scorer) or not unknown_noise(what) or noise_path(what, place.checkpoints).is_file():
-        return START_MARGIN
-    return NOISE_MARGIN
+    return START_MARGIN if awaited_noise(what, place) is None else NOISE_MARGIN
+
+
+def awaited_noise(what: Job | Scorer, place: Place) -> Path | None:
+    """The file of a confusion matrix that must be estimated before its training; None where there is no need."""
+    if isinstance(what, Scorer) or not unknown_noise(what):
+        return None
+    path = noise_path(what, place.checkpoints)
+    return None if path.is_file() else path
 
 
 def forget(what: Job | Scorer, folder: Path) -> None:

@@ -66,7 +66,7 @@ class Row(NamedTuple):
     groups: tuple[Group, ...]  # fastbus first
     ceiling: Group | None
     ablations: tuple[tuple[Group, str], ...]  # with what they change
-    alike: tuple[Group, ...] = ()  # at one budget of views, the best first
+    alike: tuple[Group, ...] = ()  # at one budget of views, the newest of each method, the best first
 
     @property
     def ours(self) -> Group | None:
@@ -99,19 +99,29 @@ def summarise(cells: Sequence[Cell], records: Sequence[Record]) -> list[Row]:
             if not group.runs[0]["variant"] and not group.config["held_out"]:
                 main[group.method] = group
         found[cell.key] = own, main
-    return [_row(cell, *found[cell.key], found[ceiling_cell(cell, cells).key][1].get(SUPERVISED)) for cell in cells]
+    rows = []
+    for cell in cells:
+        others, golden = found[ceiling_cell(cell, cells).key]
+        shared = [group for group in others if group.method == SUPERVISED and group.cell.key != cell.key]
+        rows.append(_row(cell, *found[cell.key], golden.get(SUPERVISED), shared))
+    return rows
 
 
-def _row(cell: Cell, own: list[Group], main: dict[str, Group], ceiling: Group | None) -> Row:
+def _row(cell: Cell, own: list[Group], main: dict[str, Group], ceiling: Group | None, shared: Sequence[Group]) -> Row:
+    """shared: ceilings of another cell that has the same images."""
     methods = sorted(main, key=lambda name: (name != "fastbus", name))
-    alike = [group for group in own if group.budget is not None]
+    newest: dict[tuple[int, str], Group] = {}
+    for group in (*shared, *own):
+        if group.budget is not None and not group.config["held_out"]:
+            newest[group.budget, group.method] = group
+    alike = list(newest.values())
     changed = (group for group in own if group not in main.values() and group not in alike)
     return Row(
         cell,
         tuple(main[name] for name in methods if name != SUPERVISED),
         ceiling,
         tuple((group, difference(group, main.get(group.method))) for group in changed),
-        tuple(sorted(alike, key=lambda group: -group.mean)),
+        tuple(sorted(alike, key=lambda group: (-(group.budget or 0), -group.mean))),
     )
 
 
@@ -149,7 +159,8 @@ HEADINGS = (
     "images", "cell", "method", "ours", "seeds", "last weights", "paper", "ours − paper", "paper's best rival",
     "ceiling", "network", "epochs", "views", "seconds",
 )  # fmt: skip
-SCHEDULE = ("backbone", "epochs", "rows", "learning_rate", "weight_decay", "warmup", "schedule", "decay")
+SCHEDULE = ("backbone", "rows", "learning_rate", "weight_decay", "warmup", "schedule", "decay")
+SAME_VIEWS = 0.06  # what padding of bags makes of equal budgets
 NUMERIC = (3, 4, 5, 6, 7, 9, 11, 12, 13)
 
 
@@ -184,4 +195,5 @@ def _ceiling(group: Group, ceiling: Group | None) -> str:
     if ceiling is None:
         return "not run"
     same = all(group.config.get(name) == ceiling.config.get(name) for name in SCHEDULE)
+    same = same and abs(group.average("views") / ceiling.average("views") - 1) <= SAME_VIEWS
     return percent(ceiling.mean, ceiling.spread) + ("" if same else " (another schedule)")
