@@ -16,7 +16,7 @@ def test_all_cases_agree_with_themselves(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize("worst", ["posterior", "likelihood", "gradient", "labellings"])
 def test_a_difference_fails(worst: str) -> None:
-    same = devices.Agreement("case", 1, 0.0, 0.0, 0.0, 0)
+    same = devices.Agreement("case", 0.0, 0.0, 0.0, 0)
     assert same.passed
     assert not same._replace(**{worst: 1}).passed
 

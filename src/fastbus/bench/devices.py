@@ -29,7 +29,6 @@ class Agreement(NamedTuple):
     """Worst differences of one case between the two devices, in float64."""
 
     case: str
-    bags: int
     posterior: float
     likelihood: float  # relative to max(1, |log P|)
     gradient: float
@@ -75,7 +74,7 @@ def compare(case: Case, device: str, bags: int, seed: int) -> Agreement:
             worst = np.maximum(worst, [posterior, float(gap.max()), slope])
             different += int((far.map().cpu() != post.map()).any()) if scale == 1.0 else 0
     posterior, likelihood, slope = (float(value) for value in worst)
-    return Agreement(case.name, bags * len(SCALES), posterior, likelihood, slope, different)
+    return Agreement(case.name, posterior, likelihood, slope, different)
 
 
 def compare_all(device: str, bags: int, seed: int, workers: int) -> Iterator[Agreement]:

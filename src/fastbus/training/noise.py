@@ -40,6 +40,8 @@ def needs_estimate(supervision: Supervision) -> bool:
 
 def with_known_noise(data: BagSet, num_classes: int, seed: int, predict: Predict) -> Supervision:
     """The supervision of `data`, its unknown matrices and shares estimated; itself where all are known."""
+    if not needs_estimate(data.supervision):
+        return data.supervision
     parts = []
     for part, weak in zip(data.parts, data.parts_of(data.weak), strict=True):
         if needs_estimate(part):
@@ -50,8 +52,6 @@ def with_known_noise(data: BagSet, num_classes: int, seed: int, predict: Predict
             else:
                 part = NoisyLabel.estimate(_out_of_fold(data, weak, seed, predict), weak)
         parts.append(part)
-    if not needs_estimate(data.supervision):
-        return data.supervision
     return Combination(*parts) if isinstance(data.supervision, Combination) else parts[0]
 
 
