@@ -20,7 +20,9 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from scipy.optimize import minimize_scalar, nnls
 from torch import Tensor, nn
 
 from fastbus.inference.evolution import VARIANTS
@@ -31,6 +33,7 @@ from fastbus.objective import WeakLoss
 KINDS = ("label_proportion", "multi_instance")
 METHODS = ("network alone", "exact", "exact, independent", "learned")
 PROMISED_RATIO, PROMISED_SLOPE = 3.0, 1.1
+PATIENCE, FEWEST = 3.0, 7  # seconds of measuring, after which so many repeats are enough
 POOL = 8  # different batches, so that nothing is remembered from one step to the next
 
 
@@ -68,19 +71,17 @@ class Growth(NamedTuple):
 
     @property
     def beyond_constant(self) -> float | None:
-        """s of t = c + d n^s through the three largest sizes; None where nothing grows.
-
-        In units of the smallest of the three, (t_n - t_1) / (t_m - t_1) = (n^s - 1) / (m^s - 1).
-        """
-        (first, middle, last), (a, b, c) = self.sizes[-3:], (cost.seconds for cost in self.costs[-3:])
-        if len(self.sizes) < 3 or b <= a or c <= a:
+        """s of t = c + d n^s that comes nearest to all sizes, errors as shares of t; None where nothing grows."""
+        seconds = np.array([cost.seconds for cost in self.costs])
+        if len(seconds) < 4 or seconds[-1] <= seconds[0]:
             return None
-        m, n, ratio = middle / first, last / first, (c - a) / (b - a)
-        low, high = 1e-6, 8.0
-        for _ in range(60):
-            slope = (low + high) / 2
-            low, high = (slope, high) if (n**slope - 1) / (m**slope - 1) < ratio else (low, slope)
-        return low
+        sizes = np.array(self.sizes, dtype=float) / max(self.sizes)
+
+        def miss(slope: float) -> float:
+            columns = np.stack([np.ones_like(sizes), sizes**slope], axis=1) / seconds[:, None]
+            return float(nnls(columns, np.ones_like(sizes))[1])
+
+        return float(minimize_scalar(miss, bounds=(0.01, 3.0), method="bounded").x)
 
 
 def measure(step: Callable[[], None], device: torch.device, warm_up: int, repeats: int) -> Cost:
@@ -90,8 +91,11 @@ def measure(step: Callable[[], None], device: torch.device, warm_up: int, repeat
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    for _ in range(warm_up):
+    start = time.perf_counter()
+    for done in range(warm_up):
         step()
+        if done + 1 >= FEWEST and time.perf_counter() - start > PATIENCE:
+            break
     wait()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -101,6 +105,8 @@ def measure(step: Callable[[], None], device: torch.device, warm_up: int, repeat
         step()
         wait()
         times.append(time.perf_counter() - start)
+        if len(times) >= FEWEST and sum(times) > PATIENCE:
+            break
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     return Cost(statistics.median(times), peak)
 
@@ -284,8 +290,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", type=int, default=10, help="instances of a bag in whole steps")
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--features", type=int, default=128, help="of an instance, where inference is alone")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[5, 10, 20, 40, 80])
-    parser.add_argument("--states", type=int, nargs="+", default=[5, 10, 20, 40, 80])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[5, 10, 20, 40, 80, 160, 320])
+    parser.add_argument("--states", type=int, nargs="+", default=[5, 10, 20, 40, 80, 160, 320])
     parser.add_argument("--warm-up", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--bf16", action="store_true", help="run the network under autocast")
