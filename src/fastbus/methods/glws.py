@@ -208,8 +208,7 @@ def make_glws(run: ImageRun, options: MethodOptions) -> StepObjective:
         return SemiEM(run)
     if name == "positive_unlabeled":
         return PositiveEM(run)
-    # which of two is the more positive, or by how much, says little about how many are: that would drift
-    return PairEM(exact_posterior(run), name in ("pair_comparison", "confidence_difference"), run.recipe.doubt)
+    return PairEM(exact_posterior(run), run.recipe.own, run.recipe.doubt)
 
 
 register(
@@ -233,11 +232,11 @@ register(
         "similarity confidence gives the second instance no evidence, the count's likelihood is divided by P(S <= w), "
         "negative confidence differences are lost, comparisons are normalised over the pair instead of the classes, "
         "and only sure negatives of multi-instance bags enter the EM term. "
-        "Two views instead of three. Of bags and pairs the two terms are averaged, not added. Comparisons and "
-        "differences: each view has its own posterior, the recipe's doubt, and the likelihood, which their code leaves "
-        "out of comparisons. Unlabelled rows: the posterior given the share of positives stands for that given their "
-        "count, for both views. On pairs it is then near FastBUS's own objective, on similar ones without its sharper "
-        "start.",
+        "Two views instead of three. Of bags and pairs the two terms are averaged, not added. Differences and few "
+        "comparisons: each view has its own posterior; both: the recipe's doubt and the likelihood, which their code "
+        "leaves out of comparisons. Unlabelled rows: the posterior given the share of positives stands for that given "
+        "their count, for both views. On pairs it is then near FastBUS's own objective, on similar ones without its "
+        "sharper start.",
         make=make_glws,
     )
 )
