@@ -11,7 +11,7 @@ from fastbus.bench.paper.grid import read_grid
 from fastbus.bench.paper_report.budget import budget_lines, budget_reasons
 from fastbus.bench.paper_report.markdown import as_markdown
 from fastbus.bench.paper_report.page import as_page
-from fastbus.bench.paper_report.summary import best_rival, lines_of, summarise
+from fastbus.bench.paper_report.summary import best_rival, figure_text, lines_of, summarise
 from fastbus.cli import main
 from test_report_page import Page, opened
 
@@ -81,6 +81,15 @@ def test_methods_at_one_budget_have_a_table_of_their_own() -> None:
     ]
     assert budget_reasons([row]) == ["† glws: not explained yet"]
     assert "one budget" in as_markdown([row]) and "one budget" in as_page([row])
+
+
+def test_a_method_that_equals_another_shows_its_runs() -> None:
+    equal = {"variant": "views=1000", "budget": 1000, "setting": "multi_instance"}
+    (row, *_) = summarise(CELLS, [record(65.0, method="gbm", **equal)])
+    shown = [(line[3], line[4], line[6], line[-1]) for line in budget_lines([row])]
+    uum = row.cell.paper["UUM"]
+    assert uum is not None
+    assert shown == [("gbm", "65.00", "–", ""), ("uum", "65.00", figure_text(uum), "equals gbm")]
 
 
 def test_a_shared_ceiling_stands_beside_every_cell_of_the_same_images() -> None:

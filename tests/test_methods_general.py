@@ -8,6 +8,7 @@ from torch import Tensor
 
 import fastbus
 from digit_runs import method_run, unseen_accuracy
+from fastbus.bench.paper.methods import EQUAL
 from fastbus.errors import InputError, WeakLabelError
 from fastbus.inference.fixed_build import fixed_posterior
 from fastbus.methods import objective_of
@@ -16,6 +17,7 @@ from fastbus.methods.cege import centroid_weights
 from fastbus.methods.counting import binomial_divergence, count_distribution
 from fastbus.methods.general import OwnPosteriorRisk, bag_nll, chain_nll
 from fastbus.methods.glws import count_posterior
+from fastbus.methods.registry import get_method
 from fastbus.methods.uum import EnumeratedCounts, SeenClosedForm, SimilarPairs
 from fastbus.oracle import enumerate_posterior
 from fastbus.supervision.base import Supervision
@@ -271,3 +273,18 @@ def test_general_methods_learn_unseen_digits(kind: str, method: str) -> None:
 def test_general_methods_tell_similar_digits_apart(method: str) -> None:
     accuracy = pair_accuracy(pair_run("pair_similarity", method))
     assert max(accuracy, 1 - accuracy) > 0.85, accuracy  # which class is which, similarity does not say
+
+
+@pytest.mark.parametrize("kind", ["multi_instance", "label_proportion", "pair_similarity", "similarity_confidence"])
+def test_methods_that_are_called_equal_take_the_same_steps(kind: str) -> None:
+    """The grid runs one of them for both."""
+    name, other = next(pair for pair in EQUAL.items() if kind in get_method(pair[0]).settings)
+    make = method_run if kind in ("multi_instance", "label_proportion") else pair_run
+    facts = {"prior": 0.4} if kind == "similarity_confidence" else {}
+    runs = [make(kind, method, QUICK.replace(epochs=1), **facts) for method in (name, other)]  # type: ignore[operator]
+    first = float(runs[0].logits(runs[0].training.images).abs().sum())
+    for run in runs:
+        run.run_epoch()
+    found, expected = (run.logits(run.training.images, average=False) for run in runs)
+    assert torch.allclose(found, expected, atol=1e-3)
+    assert abs(float(runs[0].logits(runs[0].training.images).abs().sum()) - first) > 1  # they did learn

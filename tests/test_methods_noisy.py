@@ -205,6 +205,13 @@ def test_both_networks_are_evaluated() -> None:
     with torch.no_grad():
         expected = (run.training.average(x) + run.objective.second.average(x)) / 2
     close(run.logits(digits()[0][:30]), expected, 1e-5)
+    run.training.network.eval()
+    run.objective.second.network.eval()
+    with torch.no_grad():
+        alone = run.training.network(x)
+        expected = (alone + run.objective.second.network(x)) / 2
+    close(run.logits(digits()[0][:30], average=False), expected, 1e-5)
+    close(run.logits(digits()[0][:30], average=False, plain=True), alone, 1e-5)
 
 
 SMOKE = {"forward": 0.83, "elr": 0.83, "sop": 0.83, "dividemix": 0.7}  # some ten points below seed 0; chance is .1

@@ -138,10 +138,12 @@ def test_the_lowest_scores_are_kept() -> None:
 def test_phi_is_judged_against_its_largest_value() -> None:
     run = method_run("positive_unlabeled", "var_pu", QUICK.replace(epochs=1))
     run.run_epoch()
-    raw = torch.sigmoid(rows.score(run.training.logits(run.views.plain(run.training.images), True)))
-    phi = run.predict(run.training.images)[:, 1]
-    assert float(phi.max()) == pytest.approx(1.0, abs=1e-5) and float(raw.max()) < 0.9999
-    assert torch.allclose(phi, raw / raw.max(), atol=1e-4)
+    for average in (True, False):
+        with torch.no_grad():
+            raw = torch.sigmoid(rows.score(run.training.logits(run.views.plain(run.training.images), average)))
+        phi = run.predict(run.training.images, average=average)[:, 1]
+        assert float(phi.max()) == pytest.approx(1.0, abs=1e-5) and float(raw.max()) < 0.9999
+        assert torch.allclose(phi, raw / raw.max(), atol=1e-4)
 
 
 def test_labelled_rows_are_mixed_as_often_as_the_data_hold_them() -> None:

@@ -112,7 +112,7 @@ class DivideMix(StepObjective):
             return
         self.warm.zero_()
         images = run.training.images
-        for index, logits in enumerate((run.logits(images, average=False), self._second_logits(run))):
+        for index, logits in enumerate((run.logits(images, average=False, plain=True), self._second_logits(run))):
             labels = self.labels.cpu()
             given = labels >= 0
             losses = nll_loss(torch.log_softmax(logits[given], 1), labels[given], reduction="none")
@@ -123,16 +123,20 @@ class DivideMix(StepObjective):
             distrusted = float((self.clean[:, self.labels >= 0] <= THRESHOLD).double().mean())
             self.unlabelled_weight.fill_(published_weight(distrusted, self.asymmetric, run.num_classes))
 
-    def judged(self, run: ImageRun, x: Tensor, logits: Tensor) -> Tensor:
+    def judged(self, run: ImageRun, x: Tensor, logits: Tensor, average: bool) -> Tensor:
         """The mean of both networks."""
-        return (logits + self.second.averaged(x)) / 2
+        return (logits + (self.second.averaged(x) if average else self._second_at(x))) / 2
+
+    def _second_logits(self, run: ImageRun) -> Tensor:
+        parts = run.training.images.split(PREDICTED_AT_ONCE)
+        return torch.cat([self._second_at(run.views.plain(x)).cpu() for x in parts])
 
     @torch.no_grad()
-    def _second_logits(self, run: ImageRun) -> Tensor:
+    def _second_at(self, x: Tensor) -> Tensor:
         self.second.network.eval()
-        parts = [self.second(run.views.plain(x)).cpu() for x in run.training.images.split(PREDICTED_AT_ONCE)]
+        logits = self.second(x)
         self.second.network.train()
-        return torch.cat(parts)
+        return logits
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         rows, M = inputs.step.rows, len(inputs.weak)

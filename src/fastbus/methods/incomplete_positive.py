@@ -177,15 +177,15 @@ class VariationalRisk(StepObjective):
         super().__init__()
         self.labelled, self.recipe, self.weight = labelled, recipe, weight
         self.shares = BetaShares(VAR_ALPHA, device)
-        self.highest: tuple[int, float] | None = None  # log phi among the training images, after so many passes
+        self.highest: tuple[int, bool, float] | None = None  # log phi among the training images, after so many passes
 
-    def judged(self, run: ImageRun, x: Tensor, logits: Tensor) -> Tensor:
+    def judged(self, run: ImageRun, x: Tensor, logits: Tensor, average: bool) -> Tensor:
         """phi divided by its largest value: the risk leaves its scale open."""
-        if self.highest is None or self.highest[0] != run.epoch:
+        if self.highest is None or self.highest[:2] != (run.epoch, average):
             parts = run.training.images.split(PREDICTED_AT_ONCE)
-            best = max(float(score(run.training.logits(run.views.plain(part), True)).max()) for part in parts)
-            self.highest = (run.epoch, float(logsigmoid(torch.tensor(best, dtype=torch.float64))))
-        log_phi = (logsigmoid(score(logits).double()) - self.highest[1]).clamp(max=-1e-6)
+            best = max(float(score(run.training.logits(run.views.plain(part), average)).max()) for part in parts)
+            self.highest = (run.epoch, average, float(logsigmoid(torch.tensor(best, dtype=torch.float64))))
+        log_phi = (logsigmoid(score(logits).double()) - self.highest[2]).clamp(max=-1e-6)
         return torch.stack([torch.log(-torch.expm1(log_phi)), log_phi], 1).float()
 
     def __call__(self, inputs: StepInputs) -> Tensor:

@@ -112,15 +112,15 @@ class ImageRun:
         return {"epoch": self.epoch, "loss": loss, "seconds": seconds}
 
     @torch.no_grad()
-    def logits(self, images: Tensor, average: bool = True) -> Tensor:
-        """(M, C) on the CPU, by the averaged network or the last one."""
+    def logits(self, images: Tensor, average: bool = True, plain: bool = False) -> Tensor:
+        """(M, C) on the CPU, by the averaged network or the last one; plain: whatever the objective makes of them."""
         training = self.training
         training.network.eval()
         parts = []
         for part in images.split(PREDICTED_AT_ONCE):
             x = self.views.plain(part.to(self.device))
             logits = training.logits(x, average)
-            parts.append((self.objective.judged(self, x, logits) if average else logits).cpu())
+            parts.append((logits if plain else self.objective.judged(self, x, logits, average)).cpu())
         training.network.train()
         return torch.cat(parts)
 

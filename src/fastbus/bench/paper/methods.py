@@ -6,18 +6,14 @@ are the competing methods of `fastbus.methods`, told the same facts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
 from fastbus.bench.paper.draw import num_classes
 from fastbus.bench.paper.grid import Cell
 from fastbus.errors import InputError
-from fastbus.methods.registry import get_method, method_names, objective_of
+from fastbus.methods.registry import get_method, method_names
 from fastbus.methods.uum import LARGEST_BAG
-
-if TYPE_CHECKING:
-    from fastbus.training.image_run import ImageRun
-    from fastbus.training.step_objective import StepObjective
 
 PAPER_NAMES = {
     "FastBUS": "fastbus",
@@ -57,9 +53,10 @@ PAPER_NAMES = {
 }
 """The paper's names of methods, and the names under which they are run."""
 
+EQUAL = {"sc_nn_abs": "sc_abs", "uum": "gbm"}
+"""Methods that are others by another way or name: the same gradients, so that one run speaks for both."""
 SUPERVISED = "supervised"
 OWN = ("fastbus", SUPERVISED)
-Objective = Callable[["ImageRun"], "StepObjective"]
 
 
 def applies(method: str, cell: Cell) -> bool:
@@ -72,21 +69,21 @@ def applies(method: str, cell: Cell) -> bool:
     return cell.setting in known.settings and not (known.binary and num_classes(cell) > 2)
 
 
-def objective_for(method: str, cell: Cell) -> Objective | None:
-    """What `ImageRun` minimises, None for posterior-weighted risk; methods are told the share of positives of pairs."""
+def facts_for(method: str, cell: Cell) -> dict[str, Any]:
+    """What a competing method is told beside the weak labels: the share of positives of pairs."""
     if method in OWN:
-        return None
-    facts = {"known_prior": True} if method == "cvir" else {}  # it would estimate what all others are told
-    return objective_of(method, prior=cell.draw.get("prior"), **facts)
+        return {}
+    known = {"known_prior": True} if method == "cvir" else {}  # it would estimate what all others are told
+    return known | {name: cell.draw[name] for name in ("prior",) if name in cell.draw}
 
 
 def choose(names: Sequence[str] | None) -> list[str]:
-    """Methods by name: fastbus if none is given, every one there is for "all"."""
+    """Methods by name: fastbus if none is given, for "all" every one there is, of equal ones the first."""
     if names is None:
         return ["fastbus"]
     known = (*OWN, *method_names())
     if list(names) == ["all"]:
-        return list(known)
+        return [name for name in known if name not in EQUAL]
     for name in names:
         if name not in known:
             raise InputError(f"--methods {name!r}; expected all, or some of {', '.join(known)}. Check the spelling.")

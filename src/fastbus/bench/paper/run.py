@@ -16,13 +16,14 @@ from torch import Tensor
 
 from fastbus.bench.paper.draw import Source, Task, draw_task, gold_task, num_classes, true_labels
 from fastbus.bench.paper.held_out import Weak
-from fastbus.bench.paper.methods import SUPERVISED, objective_for
+from fastbus.bench.paper.methods import OWN, SUPERVISED, facts_for
 from fastbus.bench.paper.metrics import score
 from fastbus.bench.paper.noise import known_noise, noise_path, unknown_noise
 from fastbus.bench.paper.plan import MIRRORED, Job, Scorer
 from fastbus.bench.paper.scorer import read_scores, scorer_path, scorer_run, write_scores
 from fastbus.bench.paper.sets import Images, load_set
 from fastbus.bench.results import Record, circumstances
+from fastbus.methods.registry import objective_of
 from fastbus.training.checkpoint import read_checkpoint, write_checkpoint
 from fastbus.training.image_run import ImageRun
 
@@ -110,7 +111,7 @@ def _run(job: Job, place: Place) -> Record | None:
         seed=job.seed,
         device=place.device,
         flip=job.cell.data in MIRRORED,
-        objective=objective_for(job.method, job.cell),
+        objective=None if job.method in OWN else objective_of(job.method, **facts_for(job.method, job.cell)),
         compiled=place.compiled,
     )
     watch = _Watch(job, images, task)
@@ -131,14 +132,15 @@ def _train(run: ImageRun, what: Job | Scorer, place: Place, watch: _Watch | None
     epochs = run.recipe.epochs
     every = max(1, epochs // CURVE_POINTS)
     saved = time.monotonic()
-    longest = 0.0
+    longest = first = 0.0  # the first pass compiles and captures, and says nothing about the others
     while not run.done:
         start = time.monotonic()
         told = run.run_epoch()
         if watch is not None and (run.epoch % every == 0 or run.done):
             curve.append({"epoch": run.epoch, "loss": told["loss"], **watch(run)})
-        longest = max(longest, time.monotonic() - start)
-        stop = not run.done and place.short_of_time(2 * longest + 5)
+        passed = time.monotonic() - start
+        first, longest = first or passed, max(longest, passed if first else 0.0)
+        stop = not run.done and place.short_of_time(2 * (longest or first) + 5)
         if stop or run.done or time.monotonic() - saved >= place.every:
             # of a finished run as well: the record may still be lost on its way to the disk
             write_checkpoint({"run": run.state_dict(), "curve": curve}, path)
@@ -173,7 +175,8 @@ def _tensors(images: Images, weak: Weak) -> tuple[Tensor, Tensor, Tensor]:
 
 def _record(job: Job, run: ImageRun, task: Task, watch: _Watch, curve: list[Record]) -> Record:
     cell = job.cell
-    config: dict[str, Any] = {"draw": dict(cell.draw), "held_out": job.held_out, **run.config()}
+    told = facts_for(job.method, cell)
+    config: dict[str, Any] = {"draw": dict(cell.draw), "held_out": job.held_out, "told": told, **run.config()}
     return {
         "setting": cell.setting,
         "data": cell.data,

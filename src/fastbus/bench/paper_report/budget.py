@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fastbus.bench.paper.methods import EQUAL
 from fastbus.bench.paper_report.summary import Group, Row, figure_text, percent
 
 HEADINGS = (
@@ -19,23 +20,35 @@ REASONS: dict[tuple[str, str], str] = {}
 
 def budget_lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """One line a cell and a method, the best of a cell first."""
-    return [_line(row, group) for row in rows for group in row.alike]
+    return [_line(row, group) for row in rows for group in _groups(row)]
 
 
 def budget_reasons(rows: Sequence[Row]) -> list[str]:
     """Of every method that is marked, why it stays behind the paper's figure, or that nobody knows yet."""
-    behind = dict.fromkeys((row.cell.setting, group.method) for row in rows for group in row.alike if _behind(group))
+    behind = dict.fromkeys((row.cell.setting, group.method) for row in rows for group in _groups(row) if _behind(group))
     return [f"{MARK} {method}: {REASONS.get((setting, method), 'not explained yet')}" for setting, method in behind]
+
+
+def _groups(row: Row) -> list[Group]:
+    """What was run at one budget, and methods of the paper whose runs would be those of another one."""
+    run = {group.method for group in row.alike}
+    groups = []
+    for group in row.alike:
+        others = [group._replace(method=name) for name, equal in EQUAL.items() if equal == group.method]
+        groups += [group, *(other for other in others if other.method not in run and other.paper is not None)]
+    return groups
 
 
 def _line(row: Row, group: Group) -> tuple[str, ...]:
     cell = row.cell
     gap = "–" if group.paper is None else f"{group.mean - group.paper[0]:+.2f}".replace("-", "−")
+    equal = group.runs[0]["method"]
+    notes = [MARK] * _behind(group) + [f"equals {equal}"] * (equal != group.method)
     return (
         cell.data, cell.name, f"{(group.budget or 0) / 1e6:.2f} M", group.method,
         percent(group.mean, group.spread), str(len(group.runs)), figure_text(group.paper), gap,
         group.config["backbone"], str(group.config["epochs"]), f"{group.average('views') / 1e6:.2f} M",
-        f"{group.average('seconds'):.0f}", MARK if _behind(group) else "",
+        f"{group.average('seconds'):.0f}", " ".join(notes),
     )  # fmt: skip
 
 
