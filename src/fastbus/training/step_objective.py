@@ -150,15 +150,13 @@ class AlignedConsistency(StepObjective):
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         recipe = self.recipe
-        M, L = len(inputs.weak), recipe.rows_with_labels
-        logits = inputs.network(torch.cat([inputs.weak, inputs.strong]))
-        rows = inputs.step.rows
-        log_prob = torch.log_softmax(logits, 1)
-        known = torch.nn.functional.nll_loss(log_prob[:L], self.gold[rows[:L]])
-        strong = torch.nn.functional.nll_loss(log_prob[M : M + L], self.gold[rows[:L]])
+        L = recipe.rows_with_labels
+        log_prob = torch.log_softmax(inputs.network(torch.cat([inputs.weak[:L], inputs.strong])), 1)
+        gold = self.gold[inputs.step.rows[:L]]
+        known, strong = (torch.nn.functional.nll_loss(log_prob[a : a + L], gold) for a in (0, L))
         known = (recipe.weak * known + recipe.strong * strong) / (recipe.weak + recipe.strong)
-        with torch.no_grad():
-            p = (inputs.teacher(inputs.weak[L:]) if recipe.teacher else logits[L:M].detach()).softmax(1)
+        with torch.no_grad():  # targets in a pass of their own: a third of the work of one that is learnt from
+            p = (inputs.teacher if recipe.teacher else inputs.network)(inputs.weak[L:]).softmax(1)
             tiny = torch.finfo(p.dtype).tiny
             if recipe.align:
                 p = p * (self.target / self.mean(p.mean(0)).clamp(min=tiny))
@@ -168,7 +166,7 @@ class AlignedConsistency(StepObjective):
             usual, variance = self.sure(torch.stack([confidence.mean(), spread]))
             below = (confidence - usual).clamp(max=0)
             weight = confidence * torch.exp(-(below**2) / (2 * variance / 4).clamp(min=tiny))
-        agree = -log_prob[M + L :].gather(1, label[:, None])[:, 0]
+        agree = -log_prob[2 * L :].gather(1, label[:, None])[:, 0]
         return known + (weight * agree).mean()
 
 
