@@ -182,6 +182,8 @@ def test_recipes_fit_the_images() -> None:
             assert recipe_for(rule, num_images=6000, num_bags=10, image_shape=(1, 28, 28)).backbone == "lenet5"
     few, many = (recipe_for(fastbus.PairComparison(), num_images=2 * n, num_bags=n) for n in (100, 10_000))
     assert few.own and not many.own
+    few, many = (recipe_for(fastbus.PairSimilarity(), num_images=2 * n, num_bags=n) for n in (300, 10_000))
+    assert few.epochs * 600 / few.rows >= 2500 and many.epochs == RECIPES["pair_similarity"].epochs
     with pytest.raises(InputError, match="epochs"):
         Recipe(epochs=0)
     with pytest.raises(InputError, match="decay"):

@@ -128,7 +128,8 @@ RECIPES: dict[str, Recipe] = {
     "pair_similarity": HARD_PAIRS.replace(sharpen=2.0),
     "similarity_confidence": PAIRS.replace(sharpen=2.0),
     "confidence_difference": PAIRS.replace(own=True, doubt=0.02),
-    "positive_unlabeled": Recipe(epochs=60, rows=512, labelled_rows=64),
+    # a LeNet, 250 positives of CIFAR-10, 10 epochs: 86.5 % with 512 rows a step, 87.6 % with 128
+    "positive_unlabeled": Recipe(epochs=60, rows=128, labelled_rows=16),
     "unlabeled_unlabeled": Recipe(epochs=60, rows=512, labelled_rows=0),
     "semi_supervised": Recipe(epochs=150, rows=512, labelled_rows=64, align=0.999),
     "partial_label": INSTANCES,
@@ -141,6 +142,9 @@ UNNORMALISED, GENTLE_RATE = ("lenet5", "small_cnn"), 0.03
 # Ordered pairs of digits, four seeds: with 150 of them 92 % by each view's own targets and 76 % by the weak view's,
 # with 600 of them 97 % by either.
 FEW_PAIRS = 600
+# Pairs of digits, similar where both are below 5 or neither is, 300 of them: EM leaves its symmetric start after some
+# 1,500 steps. Of four draws none ended above chance with 560 steps, one with 1,130, all at 98 % and above with 1,690.
+SIMILAR, LEAST_STEPS = ("pair_similarity", "similarity_confidence"), 2500
 STEPS = 20_000  # of a fit whose epochs are left open, at most
 TABLE_STEPS, TABLE_ROWS = 1500, 64  # of a fit on rows of a table
 
@@ -165,5 +169,7 @@ def recipe_for(
         recipe = recipe.replace(backbone="small_cnn")
     if recipe.backbone in UNNORMALISED:
         recipe = recipe.replace(learning_rate=min(recipe.learning_rate, GENTLE_RATE))
+    if main.name in SIMILAR:
+        recipe = recipe.replace(epochs=max(recipe.epochs, -(-LEAST_STEPS * recipe.rows // max(1, num_images))))
     passes = max(1, STEPS * recipe.rows // max(1, num_images))
     return recipe.replace(epochs=min(recipe.epochs, passes))
