@@ -134,8 +134,13 @@ def difference(group: Group, main: Group | None) -> str:
     pairs = {
         name: (theirs.get(name) or 0, ours.get(name) or 0) for name in sorted({*ours, *theirs}) if name not in QUIET
     }
-    changed = [f"{name} {before} → {after}" for name, (before, after) in pairs.items() if before != after]
+    changed = [f"{name} {_shown(*pair)} → {_shown(*pair[::-1])}" for name, pair in pairs.items() if pair[0] != pair[1]]
     return ", ".join(changed) or "the same recipe, other data"
+
+
+def _shown(value: Any, beside: Any) -> str:
+    """A switch that is off is False beside one that is on, not 0."""
+    return str(bool(value) if isinstance(beside, bool) else value)
 
 
 def best_rival(cell: Cell) -> tuple[str, float] | None:
