@@ -37,7 +37,7 @@ def test_slopes_are_those_of_the_curve(power: float, constant: float) -> None:
 
 
 def test_what_does_not_grow_has_no_slope_beyond_its_constant() -> None:
-    line = Growth("K", [5, 10, 20], [Cost(1.0, None)] * 3)
+    line = Growth("K", [5, 10, 20, 40, 80], [Cost(1.0, None)] * 5)
     assert line.overall == pytest.approx(0) and line.beyond_constant is None
 
 

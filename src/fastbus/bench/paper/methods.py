@@ -74,11 +74,11 @@ def facts_for(method: str, cell: Cell) -> dict[str, Any]:
     if method in OWN:
         return {}
     known = {"known_prior": True} if method == "cvir" else {}  # it would estimate what all others are told
-    return known | {name: cell.draw[name] for name in ("prior",) if name in cell.draw}
+    return known | ({"prior": cell.draw["prior"]} if "prior" in cell.draw else {})
 
 
 def choose(names: Sequence[str] | None) -> list[str]:
-    """Methods by name: fastbus if none is given, for "all" every one there is, of equal ones the first."""
+    """Methods by name: fastbus if none is given, for "all" every one there is, of equal ones one."""
     if names is None:
         return ["fastbus"]
     known = (*OWN, *method_names())

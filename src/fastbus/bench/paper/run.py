@@ -132,15 +132,14 @@ def _train(run: ImageRun, what: Job | Scorer, place: Place, watch: _Watch | None
     epochs = run.recipe.epochs
     every = max(1, epochs // CURVE_POINTS)
     saved = time.monotonic()
-    longest = first = 0.0  # the first pass compiles and captures, and says nothing about the others
+    passes: list[float] = []  # seconds; the first one compiles and captures, and says nothing about the others
     while not run.done:
         start = time.monotonic()
         told = run.run_epoch()
         if watch is not None and (run.epoch % every == 0 or run.done):
             curve.append({"epoch": run.epoch, "loss": told["loss"], **watch(run)})
-        passed = time.monotonic() - start
-        first, longest = first or passed, max(longest, passed if first else 0.0)
-        stop = not run.done and place.short_of_time(2 * (longest or first) + 5)
+        passes.append(time.monotonic() - start)
+        stop = not run.done and place.short_of_time(2 * max(passes[1:] or passes) + 5)
         if stop or run.done or time.monotonic() - saved >= place.every:
             # of a finished run as well: the record may still be lost on its way to the disk
             write_checkpoint({"run": run.state_dict(), "curve": curve}, path)
