@@ -14,7 +14,7 @@ from fastbus.bench.speed.inner import infer_call, inner_call, posterior_of, solv
 from fastbus.bench.speed.measure import Patience
 from fastbus.bench.speed.peers import PEERS
 from fastbus.bench.speed.plain import load_yardstick, plain_call
-from fastbus.bench.speed.render import as_markdown, busy_text, floor_text
+from fastbus.bench.speed.render import as_markdown, busy_text, floor_text, work_text
 from fastbus.bench.speed.timing import interleaved, summary
 from fastbus.bench.speed.units import range_text, rate, seconds_text
 from fastbus.bench.speed.work import Work, share_of, work_of
@@ -201,6 +201,11 @@ def test_the_page_of_a_gpu_holds_replays_against_an_empty_kernel() -> None:
     assert "| 20.0 µs | 8.00 µs | 2.50 | 3.50 |" in page and "plain: it waits" in page
     assert "busy with other work during 1 of 1 cells" in page
     assert busy_text([record | {"undisturbed": 1.0}]) == ""
+    assert work_text([record]) == ""
+    several = {"device_seconds_of_several": {"infer": timing}, "work": {"operations": 3e9, "formula": "K (w + 1)"}}
+    large = record | several | {"name": "label_proportion/B1024-K100-C100"}
+    assert "20.0 µs in a row of graphs, 3e+09 operations at least (K (w + 1)), 30.0 % of" in work_text([large])
+    assert work_text([large]) in as_markdown([large], "cuda", None)
     assert "20.0 µs!" in page  # a kernel that is wrong does not pass unmarked
 
 

@@ -20,6 +20,7 @@ PEER_HEADINGS = ("Count Loss, vectors", "GLWS loops", "Count Loss loops")
 LAST = ("op/s", "B/s", "of ceiling")
 UNDISTURBED = 0.9
 FLOOR_CELL, FLOOR_TIMES = "label_proportion/B16-K20-C100", 3.0
+WORK_CELL, WORK_SHARE = "label_proportion/B1024-K100-C100", 0.5
 GRAPHS = ("infer, graph", "empty + copy", "ratio", "ratio in a row")
 
 
@@ -125,6 +126,19 @@ def floor_text(records: Sequence[Record]) -> str:
     return ""
 
 
+def work_text(records: Sequence[Record]) -> str:
+    """The largest cell on a GPU beside the least operations that it takes; empty where it was not replayed."""
+    for record in records:
+        if record["name"] == WORK_CELL and "device_seconds_of_several" in record:
+            taken, work, share = record["device_seconds_of_several"]["infer"], record["work"], record["share"]
+            return (
+                f"{WORK_CELL}: {seconds_text(taken['median'])} in a row of graphs, {work['operations']:.3g} operations"
+                f" at least ({work['formula']}), {100 * share['share']:.1f} % of the ceiling that binds, "
+                f"{share['binds']}; {100 * WORK_SHARE:.0f} % is the aim."
+            )
+    return ""
+
+
 def busy_text(records: Sequence[Record]) -> str:
     """A warning where other processes took the processor away; empty where none did."""
     cells = [record for record in records if record["part"] == "cell"]
@@ -150,7 +164,7 @@ def as_markdown(records: Sequence[Record], device: str, picture: str | None) -> 
         whose = sorted({record["sources"]["plain"] for record in cells if record["head"] == "sigmoid"})
         if whose:
             lines += ["", f"Plain torch under sigmoid heads: {', '.join(whose)}; elsewhere our own in the same style."]
-        if said := floor_text(cells):
+        for said in filter(None, (floor_text(cells), work_text(cells))):
             lines += ["", said]
         lines += ["", f"Largest differences from the posterior of `infer`: {_largest(cells)}."]
         if said := busy_text(cells):

@@ -16,7 +16,7 @@ from fastbus.bench.speed.growth import PANELS, measure_growth
 from fastbus.bench.speed.measure import Patience, measure_cell
 from fastbus.bench.speed.picture import growth_png
 from fastbus.bench.speed.plain import load_yardstick
-from fastbus.bench.speed.render import as_markdown, as_tables, busy_text, ceilings_text, floor_text
+from fastbus.bench.speed.render import as_markdown, as_tables, busy_text, ceilings_text, floor_text, work_text
 from fastbus.errors import InputError
 from fastbus.training.checkpoint import write_atomically
 
@@ -140,6 +140,6 @@ def show_speed(options: Any) -> None:
     for table in as_tables(records, plan.device):
         console.print(table)
     console.print(*(ceilings_text(record) for record in records if record["part"] == "ceilings"))
-    for said in (floor_text(records), busy_text(records)):
+    for said in (floor_text(records), work_text(records), busy_text(records)):
         if said:
             console.print(said)
