@@ -17,7 +17,7 @@ from fastbus.training.image_noise import with_known_confusions
 from fastbus.training.image_run import ImageRun
 from fastbus.training.packing import pack_rows
 from fastbus.training.recipes import RECIPES, Recipe, recipe_for
-from fastbus.training.step_objective import mixed, sharpened
+from fastbus.training.step_objective import mixed, own_first, sharpened
 
 CPU = torch.device("cpu")
 QUICK = Recipe(backbone="small_cnn", epochs=6, rows=64, labelled_rows=16, learning_rate=0.1, warmup=5, align=0.9)
@@ -155,6 +155,14 @@ def test_mixed_images_and_targets_use_the_same_partner_and_share() -> None:
     expected = own * torch.eye(8) + (1 - own) * torch.eye(8)[partner]
     assert torch.allclose(out[:, 0, 0], expected)
     assert mixed(images, 0.0, torch.Generator())[1] is None
+
+
+def test_strong_views_judge_themselves_for_a_share_of_the_steps() -> None:
+    own, weak = torch.tensor([1.0]), torch.tensor([2.0])
+    early, late = torch.tensor(0.3), torch.tensor(0.5)
+    assert [float(own_first(0.5, progress, lambda: own, weak)) for progress in (early, late)] == [1.0, 2.0]
+    assert own_first(True, late, lambda: own, weak) is own
+    assert own_first(False, early, lambda: own, weak) is weak
 
 
 def test_sharpened_targets_keep_zeros_and_sum_to_one() -> None:

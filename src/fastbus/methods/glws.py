@@ -27,7 +27,7 @@ from fastbus.methods.rows import (
     view_logits,
 )
 from fastbus.methods.uum import SeenClosedForm
-from fastbus.training.step_objective import RunningMean, StepInputs, StepObjective, doubtful
+from fastbus.training.step_objective import RunningMean, StepInputs, StepObjective, doubtful, own_first
 
 if TYPE_CHECKING:
     from fastbus.training.image_run import ImageRun
@@ -85,10 +85,10 @@ class BagEM(StepObjective):
 class PairEM(StepObjective):
     """Pairs, hard or soft, whose four labellings are solved together.
 
-    own: the strong view is compared with its own posterior, not with that of the weak one. doubt: as in a recipe.
+    own, doubt: as in a recipe.
     """
 
-    def __init__(self, posterior: FixedPosterior, own: bool, doubt: float = 0.0) -> None:
+    def __init__(self, posterior: FixedPosterior, own: float, doubt: float = 0.0) -> None:
         super().__init__()
         self.posterior, self.own, self.doubt, self.capturable = posterior, own, doubt, posterior.capturable
 
@@ -96,7 +96,8 @@ class PairEM(StepObjective):
         weak, strong = view_logits(inputs)
         with torch.no_grad():
             q = self.posterior(doubtful(weak.detach(), self.doubt), inputs.step)
-            q_strong = self.posterior(doubtful(strong.detach(), self.doubt), inputs.step) if self.own else q
+            judged = doubtful(strong.detach(), self.doubt)
+            q_strong = own_first(self.own, inputs.progress, lambda: self.posterior(judged, inputs.step), q)
         return mean_where(soft_cross_entropy(strong, q_strong) + soft_cross_entropy(weak, q), inputs.real) / 2
 
 

@@ -102,7 +102,7 @@ class PosteriorRisk(StepObjective):
         with torch.no_grad():
             judged = inputs.teacher(inputs.weak) if recipe.teacher else logits[:M].detach()
             q = self._targets(judged, inputs)
-            q_strong = self._targets(logits[M:].detach(), inputs) if recipe.own else q
+            q_strong = own_first(recipe.own, inputs.progress, lambda: self._targets(logits[M:].detach(), inputs), q)
             q_strong = q_strong if partner is None else share * q_strong + (1 - share) * q_strong[partner]
         risk = -recipe.weak * (q * torch.log_softmax(logits[:M], 1)).sum()
         risk = risk - recipe.strong * (q_strong * torch.log_softmax(logits[M:], 1)).sum()
@@ -168,6 +168,13 @@ class AlignedConsistency(StepObjective):
             weight = confidence * torch.exp(-(below**2) / (2 * variance / 4).clamp(min=tiny))
         agree = -log_prob[2 * L :].gather(1, label[:, None])[:, 0]
         return known + (weight * agree).mean()
+
+
+def own_first(share: float, progress: Tensor, own: Callable[[], Tensor], weak: Tensor) -> Tensor:
+    """Targets of strong views: their own for a share of all steps, then those of the weak ones."""
+    if not share:
+        return weak
+    return own() if share == 1 else torch.where(progress < share, own(), weak)
 
 
 def doubtful(logits: Tensor, doubt: float) -> Tensor:
