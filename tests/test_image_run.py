@@ -17,7 +17,7 @@ from fastbus.training.image_noise import with_known_confusions
 from fastbus.training.image_run import ImageRun
 from fastbus.training.packing import pack_rows
 from fastbus.training.recipes import RECIPES, Recipe, recipe_for
-from fastbus.training.step_objective import mixed, own_first, sharpened
+from fastbus.training.step_objective import mixed, own_first, sharpened, strode
 
 CPU = torch.device("cpu")
 QUICK = Recipe(backbone="small_cnn", epochs=6, rows=64, labelled_rows=16, learning_rate=0.1, warmup=5, align=0.9)
@@ -163,6 +163,21 @@ def test_strong_views_judge_themselves_for_a_share_of_the_steps() -> None:
     assert [float(own_first(0.5, progress, lambda: own, weak)) for progress in (early, late)] == [1.0, 2.0]
     assert own_first(True, late, lambda: own, weak) is own
     assert own_first(False, early, lambda: own, weak) is weak
+
+
+def test_strides_lead_beyond_the_posterior() -> None:
+    """With evidence e and predictions p, the targets are p e^(1 + stride), normalised."""
+    logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    evidence = torch.rand(6, 4, generator=torch.Generator().manual_seed(1)) * (torch.arange(4) != 2)
+    q = logits.softmax(1) * evidence
+    expected = q * evidence**2.5
+    q, expected = (x / x.sum(1, keepdim=True) for x in (q, expected))
+    assert torch.allclose(strode(q, logits, torch.tensor(2.5)), expected, atol=1e-6)
+    assert torch.allclose(strode(q, logits, torch.tensor(0.0)), q, atol=1e-7)
+    assert not bool(strode(torch.zeros(6, 4), logits, torch.tensor(2.5)).any())
+    far = torch.tensor([[60.0, -60.0]])
+    assert torch.equal(strode(torch.tensor([[0.0, 1.0]]), far, torch.tensor(19.0)), torch.tensor([[0.0, 1.0]]))
+    assert bool(strode(far.softmax(1), far, torch.tensor(19.0)).isfinite().all())
 
 
 def test_sharpened_targets_keep_zeros_and_sum_to_one() -> None:

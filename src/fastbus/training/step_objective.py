@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from fastbus.training.image_run import ImageRun
 
 Network = Callable[[Tensor], Tensor]
-SHARPENED_SHARE = 0.25  # of all steps: where labels name no class, EM leaves its symmetric start slowly
+MOST_TOLD = 20.0  # log-odds that a label adds, as far as a stride goes by them: beyond, float32 may be at its end
+EARLY = 0.25  # of all steps: where labels name no class or say little, EM leaves its start slowly
 
 
 class StepInputs(NamedTuple):
@@ -109,9 +110,12 @@ class PosteriorRisk(StepObjective):
         return risk / (q.sum() * recipe.weak + q_strong.sum() * recipe.strong)
 
     def _targets(self, logits: Tensor, inputs: StepInputs) -> Tensor:
-        q = self.posterior(doubtful(logits, self.recipe.doubt), inputs.step)
+        logits = doubtful(logits, self.recipe.doubt)
+        q, early = self.posterior(logits, inputs.step), inputs.progress < EARLY
+        if self.recipe.stride:
+            q = strode(q, logits, torch.where(early, self.recipe.stride, 0.0))
         if self.recipe.sharpen != 1:
-            q = sharpened(q, torch.where(inputs.progress < SHARPENED_SHARE, self.recipe.sharpen, 1.0))
+            q = sharpened(q, torch.where(early, self.recipe.sharpen, 1.0))
         return torch.where(inputs.real[:, None], q, 0.0)
 
 
@@ -194,6 +198,14 @@ def mixed(images: Tensor, share: float, generator: torch.Generator) -> tuple[Ten
     own = torch.where(draws[1] < share, draws[2], 1.0)[:, None]
     weight = own.reshape(M, *[1] * (images.dim() - 1)).to(images.dtype)  # images, or rows of a table
     return weight * images + (1 - weight) * images[partner], partner, own
+
+
+def strode(q: Tensor, logits: Tensor, stride: Tensor) -> Tensor:
+    """Targets (M, C) further from the predictions: p (q / p)^(1 + stride), normalised; rows of zeros stay so."""
+    told = (q.clamp(min=torch.finfo(q.dtype).tiny).log() - torch.log_softmax(logits, 1)).clamp(-MOST_TOLD, MOST_TOLD)
+    further = stride * told
+    q = q * (further - further.amax(1, keepdim=True)).exp()
+    return q / q.sum(1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
 
 
 def sharpened(q: Tensor, power: Tensor) -> Tensor:

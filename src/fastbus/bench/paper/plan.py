@@ -132,6 +132,12 @@ def plan_jobs(
     return list(jobs.values())
 
 
+def product_fingerprint(cell: Cell, method: str) -> str | None:
+    """That of a run by the product's recipe; None where the method does not fit the cell any more."""
+    jobs = plan_jobs([cell], [method], [0], {}, 0.0) if applies(method, cell) else []
+    return jobs[0].fingerprint if jobs else None
+
+
 def views_of_an_epoch(cell: Cell, recipe: Recipe, method: str) -> float:
     """Augmented images of a pass, both views, where batches are full."""
     images, _ = expected_size(cell)
@@ -155,7 +161,7 @@ def _recipe(cell: Cell, method: str) -> Recipe:
     recipe = recipe_for(supervision_of(cell), num_images=images, num_bags=bags, image_shape=SETS[cell.data].shape)
     if method != SUPERVISED:
         return recipe
-    plain: dict[str, Any] = {"teacher": False, "own": False, "doubt": 0.0, "sharpen": 1.0, "align": 0.0}
+    plain: dict[str, Any] = {"teacher": False, "own": False, "doubt": 0.0, "stride": 0.0, "sharpen": 1.0, "align": 0.0}
     steps = _with_labelled(cell, recipe, "fastbus")  # as many as those that it is the ceiling of
     return recipe.replace(epochs=round(recipe.epochs * steps), **plain)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from fastbus.bench.paper_report import budget
-from fastbus.bench.paper_report.notes import NOTES, facts_of, scorer_of
+from fastbus.bench.paper_report.notes import NOTES, remarks_of
 from fastbus.bench.paper_report.summary import HEADINGS, NUMERIC, Row, lines_of, percent
 
 TITLE = "The paper's experiments on images"
@@ -33,10 +33,8 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]], numeric: Sequenc
 
 
 def _remarks(rows: Sequence[Row]) -> list[str]:
-    told = [text for row in rows if (text := facts_of(row))]
-    told += [text for row in rows if (text := scorer_of(row))]
-    why = dict.fromkeys(f"{row.cell.data}: {row.cell.without}" for row in rows if row.cell.without)
-    return [*(f"- {text}" for text in [*told, *why]), ""] if told or why else []
+    told = remarks_of(rows)
+    return [*(f"- {text}" for text in told), ""] if told else []
 
 
 def _alike(rows: Sequence[Row]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastbus.bench.paper_report.summary import Row
@@ -29,7 +30,13 @@ NOTES = (
 )
 
 
-def facts_of(row: Row) -> str:
+def remarks_of(rows: Sequence[Row]) -> list[str]:
+    """What is to be known of the cells of a setting."""
+    told = [text for say in (_facts, _recipe, _scorer) for row in rows if (text := say(row))]
+    return [*told, *dict.fromkeys(f"{row.cell.data}: {row.cell.without}" for row in rows if row.cell.without)]
+
+
+def _facts(row: Row) -> str:
     """What the first draw of a cell came out as."""
     if row.ours is None:
         return ""
@@ -39,7 +46,14 @@ def facts_of(row: Row) -> str:
     )
 
 
-def scorer_of(row: Row) -> str:
+def _recipe(row: Row) -> str:
+    """That a figure is due to be measured again."""
+    if row.ours is None or row.ours.current:
+        return ""
+    return f"{row.cell.data} {row.cell.name}: by an earlier recipe, not yet run by the product's present one"
+
+
+def _scorer(row: Row) -> str:
     """How good the scorer behind a cell's confidences is."""
     found = None if row.ours is None else row.ours.runs[0].get("scorer")
     if not found:

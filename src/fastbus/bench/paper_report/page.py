@@ -9,7 +9,7 @@ from itertools import groupby
 from fastbus.bench.paper.draw import SCORED
 from fastbus.bench.paper_report import budget, plots
 from fastbus.bench.paper_report.markdown import TITLE
-from fastbus.bench.paper_report.notes import NOTES, facts_of, scorer_of
+from fastbus.bench.paper_report.notes import NOTES, remarks_of
 from fastbus.bench.paper_report.summary import HEADINGS, NUMERIC, Row, lines_of, percent
 from fastbus.report.sheet import SHEET
 
@@ -63,8 +63,7 @@ def _cards(rows: Sequence[Row]) -> str:
 def _setting(setting: str, rows: Sequence[Row]) -> str:
     lines = [line for row in rows for line in lines_of(row)]
     caption = f"{rows[0].cell.metric}, percent; mean ± standard deviation over seeds"
-    remarks = [text for row in rows for text in (facts_of(row), scorer_of(row)) if text]
-    remarks += dict.fromkeys(f"{row.cell.data}: {row.cell.without}" for row in rows if row.cell.without)
+    remarks = remarks_of(rows)
     changed = [
         (
             f"{row.cell.data} {row.cell.name}",

@@ -1,7 +1,8 @@
 """Runs added up: one group for each cell, method and configuration, and what stands beside it.
 
-The group that counts is the newest one trained by the recipe of the product. All others are ablation lines, named by
-what their configuration changes; they stand below, however good they are.
+The group that counts is the one trained by the recipe of the product, however it was asked for; where there is none
+yet, the newest one by an earlier recipe. All others are ablation lines, named by what their configuration changes;
+they stand below, however good they are.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from fastbus.bench.paper.draw import ceiling_cell
 from fastbus.bench.paper.grid import Cell, Figure
 from fastbus.bench.paper.methods import PAPER_NAMES, SUPERVISED
+from fastbus.bench.paper.plan import product_fingerprint
 from fastbus.bench.paper.sets import MISSING_FILES
 from fastbus.bench.results import Record
 
@@ -44,6 +46,11 @@ class Group(NamedTuple):
     def config(self) -> dict[str, Any]:
         config: dict[str, Any] = self.runs[0]["config"]
         return config
+
+    @property
+    def current(self) -> bool:
+        """Whether it was trained by the recipe that the product has now."""
+        return bool(self.runs[0]["fingerprint"] == product_fingerprint(self.cell, self.method))
 
     @property
     def budget(self) -> int | None:
@@ -96,7 +103,8 @@ def summarise(cells: Sequence[Cell], records: Sequence[Record]) -> list[Row]:
         ]
         main: dict[str, Group] = {}
         for group in own:
-            if not group.runs[0]["variant"] and not group.config["held_out"]:
+            told = group.runs[0]["variant"] or group.config["held_out"]
+            if group.current or (not told and not (group.method in main and main[group.method].current)):
                 main[group.method] = group
         found[cell.key] = own, main
     rows = []
