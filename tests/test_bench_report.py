@@ -84,6 +84,13 @@ def test_methods_at_one_budget_have_a_table_of_their_own() -> None:
     assert "one budget" in as_markdown([row]) and "one budget" in as_page([row])
 
 
+def test_runs_that_failed_are_told_whatever_their_accuracy() -> None:
+    equal = {"variant": "views=1000", "budget": 1000}
+    runs = [record(60.0, seed, **equal, predicted_shares=shares) for seed, shares in enumerate(([], [1.0, 0.0]))]
+    (row, *_) = summarise(CELLS, [*runs, record(60.0, 2, **equal, predicted_shares=[0.6, 0.4])])
+    assert budget_lines([row])[0][-1].endswith("1 of 3 ended in no numbers, 1 of 3 predict one class")
+
+
 def test_a_method_that_equals_another_shows_its_runs() -> None:
     equal = {"variant": "views=1000", "budget": 1000, "setting": "multi_instance"}
     (row, *_) = summarise(CELLS, [record(65.0, method="gbm", **equal)])

@@ -187,11 +187,34 @@ def test_both_names_of_the_absolute_correction_are_one_method() -> None:
     logits = random_logits(10, 2, seed=3).float()
     step = step_of([2, 2, 2, 2])
     loss = {
-        name: float(pair_run("similarity_confidence", name, prior=PRIOR).objective(inputs_of(logits, logits, step)))
+        name: float(
+            pair_run("similarity_confidence", name, prior=PRIOR, bound=0).objective(inputs_of(logits, logits, step))
+        )
         for name in ("sc_unbiased", "sc_relu", "sc_abs", "sc_nn_abs")
     }
     assert loss["sc_nn_abs"] == loss["sc_abs"]
     assert loss["sc_relu"] == pytest.approx((loss["sc_unbiased"] + loss["sc_abs"]) / 2, rel=1e-5)  # x / 2 + |x| / 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "method"),
+    [
+        ("pair_comparison", "pc_unbiased"),
+        ("pair_similarity", "risk_sd"),
+        ("similarity_confidence", "sc_unbiased"),
+        ("confidence_difference", "cd_unbiased"),
+    ],
+)
+def test_an_uncorrected_risk_does_not_pull_at_scores_without_end(setting: str, method: str) -> None:
+    """Far out its slope is gone; without a bound it stays, and a network follows it to infinity."""
+
+    def slope(bound: float) -> float:
+        views = [(1e3 * random_logits(10, 2, seed).float()).requires_grad_() for seed in (3, 4)]
+        run = pair_run(setting, method, prior=PRIOR, bound=bound)
+        loss = run.objective(inputs_of(views[0], views[1], step_of([2, 2, 2, 2])))
+        return float(torch.autograd.grad(loss, views)[0].abs().max())
+
+    assert slope(0.0) > 1e-3 and slope(10.0) < 1e-6
 
 
 @pytest.mark.parametrize("method", ["gbm", "glws"])

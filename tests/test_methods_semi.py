@@ -9,7 +9,7 @@ from digit_runs import method_run, unseen_accuracy
 from fastbus.errors import InputError
 from fastbus.inference.fixed import Step
 from fastbus.methods import objective_of
-from fastbus.methods.adversarial import unmoved_statistics, virtual_adversarial_loss
+from fastbus.methods.adversarial import unit, unmoved_statistics, virtual_adversarial_loss
 from fastbus.methods.rows import linear_ramp
 from fastbus.training.image_run import ImageRun
 from fastbus.training.step_objective import RunningMean, StepInputs
@@ -59,6 +59,13 @@ def entropy(p: np.ndarray, gold: Tensor) -> float:
 def sure_part(weak: np.ndarray, learner: np.ndarray) -> float:
     label = weak.argmax(1)
     return float((-np.log(learner[np.arange(len(label)), label]) * (weak.max(1) >= 0.95)).mean())
+
+
+@pytest.mark.parametrize("size", [1e-24, 1.0, 1e24])
+def test_directions_have_length_one_whatever_their_size(size: float) -> None:
+    x = size * torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(unit(x).flatten(1).norm(dim=1), torch.ones(3))
+    assert not bool(unit(torch.zeros(2, 5)).any())
 
 
 def test_fixmatch_and_pseudo_label_by_hand() -> None:

@@ -27,8 +27,10 @@ def unmoved_statistics(module: nn.Module) -> Iterator[None]:
 
 def unit(x: Tensor) -> Tensor:
     """Each of (M, ...) scaled to Euclidean length 1."""
+    ones = [1] * (x.dim() - 1)
+    x = x / x.flatten(1).abs().amax(1).clamp(min=1e-30).reshape(-1, *ones)  # squares of tiny gradients would be 0
     norm: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1).clamp(min=1e-30)
-    return x / norm.reshape(-1, *[1] * (x.dim() - 1))
+    return x / norm.reshape(-1, *ones)
 
 
 def divergence(log_p: Tensor, logits: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from fastbus.methods.registry import Method, MethodOptions, register
 from fastbus.methods.rows import blend, labelled_part, score, soft_cross_entropy, view_logits
 from fastbus.supervision.base import Supervision
 from fastbus.training.recipes import Recipe
-from fastbus.training.step_objective import StepInputs, StepObjective
+from fastbus.training.step_objective import StepInputs, StepObjective, doubtful
 
 if TYPE_CHECKING:
     from fastbus.training.image_run import ImageRun
@@ -105,7 +105,7 @@ class OwnPosteriorRisk(StepObjective):
 
         def risk(logits: Tensor) -> Tensor:
             with torch.no_grad():
-                q = self.posterior(logits.detach(), inputs.step)
+                q = self.posterior(doubtful(logits.detach(), self.recipe.doubt), inputs.step)
             return torch.where(inputs.real, soft_cross_entropy(logits, q), 0.0).sum() / many
 
         return blend(self.recipe, *(risk(logits) for logits in view_logits(inputs)))
@@ -137,7 +137,8 @@ register(
         settings=("multi_instance", "label_proportion", "pair_comparison", "pair_similarity"),
         reference="Zhang, Charoenphakdee, Wu, Sugiyama, Learning from aggregate observations, NeurIPS 2020",
         differs="Any number of classes that exclude each other, by exact inference; the likelihood is descended "
-        "through its gradient, prediction minus posterior.",
+        "through its gradient, prediction minus posterior. Comparisons have the recipe's doubt, as all methods that "
+        "solve pairs together have.",
         make=lambda run, options: OwnPosteriorRisk(exact_posterior(run), run.recipe),
         noise=True,
     )

@@ -13,7 +13,7 @@ from torch.nn.functional import softplus
 
 from fastbus.errors import InputError, choice
 from fastbus.methods.registry import Method, MethodOptions, register
-from fastbus.methods.rows import blend, classes_of, labelled_part, mean_where, score, view_logits
+from fastbus.methods.rows import blend, bounded, classes_of, labelled_part, mean_where, score, view_logits
 from fastbus.supervision.incomplete import UnlabeledUnlabeled
 from fastbus.training.image_run import ImageRun
 from fastbus.training.recipes import Recipe
@@ -30,11 +30,6 @@ def logistic(margin: Tensor) -> Tensor:
 def sigmoid(margin: Tensor) -> Tensor:
     """1 / (1 + exp(margin)), symmetric: l(z) + l(-z) = 1."""
     return torch.sigmoid(-margin)
-
-
-def bounded(scores: Tensor, bound: float) -> Tensor:
-    """Scores drawn in softly, so that none leaves (-bound, bound); 0 leaves them as they are."""
-    return bound * torch.tanh(scores / bound) if bound else scores
 
 
 LOSSES: dict[str, BaseLoss] = {"logistic": logistic, "sigmoid": sigmoid}

@@ -14,12 +14,19 @@ from torch.nn.functional import softplus
 
 from fastbus.errors import InputError
 from fastbus.inference.fixed import Step
-from fastbus.methods.rows import score
+from fastbus.methods.rows import bounded, score
 
 if TYPE_CHECKING:
+    from fastbus.methods.registry import MethodOptions
     from fastbus.training.image_run import ImageRun
 
 Correction = Literal["none", "relu", "abs"]
+# A risk that is not corrected has no lower end: at a rate of .1 a network follows it until its weights are no numbers.
+BOUND = 10.0
+BOUNDED = (
+    "Scores are kept within 10 softly, since plain gradient descent follows an unbounded risk to infinity, where the "
+    "authors' Adam takes steps of one size; the risk is unbiased for such scores too, bound=0 lifts it."
+)
 
 
 class PairScores(NamedTuple):
@@ -40,11 +47,16 @@ def negative_loss(f: Tensor) -> Tensor:
     return softplus(f)
 
 
-def pair_scores(logits: Tensor, step: Step, counts: Tensor) -> PairScores:
-    """From logits (M, 2); counts (P,): whether a pair's weak label may be used."""
-    f = score(logits)
+def pair_scores(logits: Tensor, step: Step, counts: Tensor, bound: float = 0.0) -> PairScores:
+    """From logits (M, 2); counts (P,): whether a pair's weak label may be used; bound: of the scores, 0 for none."""
+    f = bounded(score(logits), bound)
     first = step.starts.clamp(max=len(f) - 2)
     return PairScores(f[first], f[first + 1], ((step.sizes == 2) & counts).to(f.dtype))
+
+
+def bound_of(options: MethodOptions, correction: Correction = "none") -> float:
+    """How far scores of an uncorrected risk may go, if the caller does not say."""
+    return float(options.extra.get("bound", BOUND if correction == "none" else 0.0))
 
 
 def pair_mean(values: Tensor, weight: Tensor) -> Tensor:

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from fastbus.methods.pair_rows import (
+    BOUNDED,
     Correction,
     PairScores,
+    bound_of,
     corrected,
     negative_loss,
     pair_mean,
@@ -77,10 +79,10 @@ class Comparisons:
         # labelled: "the second is strictly more positive" is what the authors leave out
         self.counts = told if self.pairs == "sorted" else told & ~self.second_wins
 
-    def scores(self, logits: Tensor, inputs: StepInputs) -> PairScores:
+    def scores(self, logits: Tensor, inputs: StepInputs, bound: float = 0.0) -> PairScores:
         """With the more positive one first."""
         bags = inputs.step.bags
-        first, second, weight = pair_scores(logits, inputs.step, self.counts[bags])
+        first, second, weight = pair_scores(logits, inputs.step, self.counts[bags], bound)
         turned = self.second_wins[bags]
         return PairScores(torch.where(turned, second, first), torch.where(turned, first, second), weight)
 
@@ -88,14 +90,15 @@ class Comparisons:
 class ComparisonRisk(StepObjective):
     """The unbiased risk of comparisons, or a corrected one."""
 
-    def __init__(self, run: ImageRun, prior: float, correction: Correction) -> None:
+    def __init__(self, run: ImageRun, prior: float, correction: Correction, bound: float) -> None:
         super().__init__()
         self.recipe, self.correction, self.comparisons = run.recipe, correction, Comparisons(run)
+        self.bound = bound
         self.weights = comparison_weights(prior, self.comparisons.pairs)
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         def risk(logits: Tensor) -> Tensor:
-            parts = comparison_parts(self.comparisons.scores(logits, inputs), self.weights)
+            parts = comparison_parts(self.comparisons.scores(logits, inputs, self.bound), self.weights)
             return corrected(parts, self.correction)
 
         return blend(self.recipe, *(risk(logits) for logits in view_logits(inputs)))
@@ -120,9 +123,9 @@ def similar_losses(first: Tensor, second: Tensor, similar: Tensor, prior: float)
 class SimilarRisk(StepObjective):
     """Similar and dissimilar pairs, weighed so that each kind has the share that the prior gives it."""
 
-    def __init__(self, run: ImageRun, prior: float) -> None:
+    def __init__(self, run: ImageRun, prior: float, bound: float) -> None:
         super().__init__()
-        self.recipe, self.prior = run.recipe, prior
+        self.recipe, self.prior, self.bound = run.recipe, prior, bound
         self.similar, self.told = told_pairs(run)
         expected = prior**2 + (1 - prior) ** 2
         found = float(self.similar[self.told].mean()) if bool(self.told.any()) else expected
@@ -135,7 +138,7 @@ class SimilarRisk(StepObjective):
         kind = torch.where(similar > 0, self.kinds[1], self.kinds[0])
 
         def risk(logits: Tensor) -> Tensor:
-            first, second, counts = pair_scores(logits, inputs.step, self.told[bags])
+            first, second, counts = pair_scores(logits, inputs.step, self.told[bags], self.bound)
             return pair_mean(kind * similar_losses(first, second, similar, self.prior), counts)
 
         return blend(self.recipe, *(risk(logits) for logits in view_logits(inputs)))
@@ -143,12 +146,12 @@ class SimilarRisk(StepObjective):
 
 def _make_comparison(run: ImageRun, options: MethodOptions, *, correction: Correction) -> StepObjective:
     assert options.prior is not None  # one of its needs
-    return ComparisonRisk(run, options.prior, correction)
+    return ComparisonRisk(run, options.prior, correction, bound_of(options, correction))
 
 
 def _make_similar(run: ImageRun, options: MethodOptions) -> StepObjective:
     assert options.prior is not None  # one of its needs
-    return SimilarRisk(run, uneven_prior(options.prior, "risk_sd"))
+    return SimilarRisk(run, uneven_prior(options.prior, "risk_sd"), bound_of(options))
 
 
 PCOMP = (
@@ -172,8 +175,9 @@ for _name, (_title, _correction) in _CORRECTIONS.items():
             title=_title,
             settings=("pair_comparison",),
             reference=PCOMP,
-            differs=SORTED,
+            differs=SORTED + f" {BOUNDED}" * (_correction == "none"),
             make=partial(_make_comparison, correction=_correction),
+            extra=("bound",),
             needs=("prior",),
             binary=True,
             instead="gbm, glws and FastBUS itself need none.",
@@ -187,8 +191,9 @@ register(
         reference="Shimada, Bao, Sato, Sugiyama, Classification from pairwise similarities/dissimilarities and "
         "unlabeled data via empirical risk minimization, Neural Computation 2021",
         differs="Both views enter. Where the data hold another share of similar pairs than the prior says, the two "
-        "kinds are weighed back.",
+        f"kinds are weighed back. {BOUNDED}",
         make=_make_similar,
+        extra=("bound",),
         needs=("prior",),
         binary=True,
         instead="uum, gbm and FastBUS itself need none.",

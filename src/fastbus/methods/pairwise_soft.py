@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from fastbus.methods.pair_rows import (
+    BOUNDED,
     Correction,
     PairScores,
+    bound_of,
     corrected,
     negative_loss,
     pair_mean,
@@ -71,16 +73,17 @@ def difference_parts(pairs: PairScores, difference: Tensor, prior: float) -> lis
 class SoftPairRisk(StepObjective):
     """A corrected sum of partial risks, averaged over the two views."""
 
-    def __init__(self, run: ImageRun, prior: float, parts: Parts, correction: Correction) -> None:
+    def __init__(self, run: ImageRun, prior: float, parts: Parts, correction: Correction, bound: float) -> None:
         super().__init__()
         self.recipe, self.prior, self.parts, self.correction = run.recipe, prior, parts, correction
+        self.bound = bound
         self.weak, self.told = told_pairs(run)
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         bags = inputs.step.bags
 
         def risk(logits: Tensor) -> Tensor:
-            pairs = pair_scores(logits, inputs.step, self.told[bags])
+            pairs = pair_scores(logits, inputs.step, self.told[bags], self.bound)
             return corrected(self.parts(pairs, self.weak[bags], self.prior), self.correction)
 
         return blend(self.recipe, *(risk(logits) for logits in view_logits(inputs)))
@@ -89,7 +92,7 @@ class SoftPairRisk(StepObjective):
 def _make(run: ImageRun, options: MethodOptions, *, name: str, parts: Parts, correction: Correction) -> StepObjective:
     assert options.prior is not None  # one of its needs
     prior = uneven_prior(options.prior, name) if name.startswith("sc_") else options.prior
-    return SoftPairRisk(run, prior, parts, correction)
+    return SoftPairRisk(run, prior, parts, correction, bound_of(options, correction))
 
 
 _SIMILARITY: dict[str, tuple[str, Parts, Correction, str]] = {
@@ -118,8 +121,9 @@ for _name, (_title, _parts, _correction, _note) in _SIMILARITY.items():
             title=_title,
             settings=("similarity_confidence",),
             reference="Cao, Feng, Xu, An, Niu, Sugiyama, Learning from similarity-confidence data, ICML 2021",
-            differs=_VIEWS + _note,
+            differs=_VIEWS + _note + f" {BOUNDED}" * (_correction == "none"),
             make=partial(_make, name=_name, parts=_parts, correction=_correction),
+            extra=("bound",),
             needs=("prior",),
             binary=True,
             instead="glws and FastBUS itself need none.",
@@ -133,8 +137,11 @@ for _name, (_title, _correction) in _DIFFERENCE.items():
             settings=("confidence_difference",),
             reference="Wang, Feng, Jiang, Niu, Zhang, Sugiyama, Binary classification with confidence difference, "
             "NeurIPS 2023",
-            differs=_VIEWS + " Negative differences keep their sign, which published harnesses cut off.",
+            differs=_VIEWS
+            + " Negative differences keep their sign, which published harnesses cut off."
+            + f" {BOUNDED}" * (_correction == "none"),
             make=partial(_make, name=_name, parts=difference_parts, correction=_correction),
+            extra=("bound",),
             needs=("prior",),
             binary=True,
             instead="glws and FastBUS itself need none.",

@@ -59,6 +59,11 @@ def score(logits: Tensor) -> Tensor:
     return logits[:, 1] - logits[:, 0]
 
 
+def bounded(scores: Tensor, bound: float) -> Tensor:
+    """Scores drawn in softly, so that none leaves (-bound, bound); 0 leaves them as they are."""
+    return bound * torch.tanh(scores / bound) if bound else scores
+
+
 def candidates_of(run: ImageRun) -> Tensor:
     """Which classes an instance may have, (N, C) of booleans on the run's device; all where nothing was said."""
     evidence = read_all(run.supervision, run.weak, run.sizes, run.num_classes)

@@ -25,12 +25,16 @@ def symmetric_confusion(rate: float, num_classes: int) -> Tensor:
     return matrix
 
 
-def estimate_confusion(log_prob: Tensor, labels: Tensor, *, share: float = 0.5, strength: float = 1.0) -> Tensor:
+ENOUGH = 100  # labels of a class, whose counts are then good to some hundredths
+
+
+def estimate_confusion(log_prob: Tensor, labels: Tensor, *, share: float = 0.2, strength: float = 1.0) -> Tensor:
     """T (C, C) from labels (N,), -1 for none, and predictions (N, C) that did not see them.
 
     A model of noisy labels foretells those, and T = I would explain them best. But where it is most
-    confident its class is the true one, so the labels of that `share` of each class are counted, beside
-    `strength` pseudo-labels on the diagonal and as many spread over each row.
+    confident its class is the true one, so the labels of that `share` of each class are counted, of small classes up
+    to a half, beside `strength` pseudo-labels on the diagonal and as many spread over each row. A larger share counts
+    the model's errors as those of labels: 4,000 pieces of clothing, 30 % wrong, .343 from a half and .309 from a fifth.
     """
     _check_answers(log_prob, labels[:, None])
     C = log_prob.shape[1]
@@ -40,7 +44,8 @@ def estimate_confusion(log_prob: Tensor, labels: Tensor, *, share: float = 0.5, 
     for row in range(C):
         confident = torch.nonzero((predicted == row) & (labels != -1)).flatten()
         confident = confident[confidence[confident].argsort(descending=True, stable=True)]
-        chosen = confident[: math.ceil(share * len(confident))]
+        few = min(ENOUGH, math.ceil(len(confident) / 2))
+        chosen = confident[: max(few, math.ceil(share * len(confident)))]
         counts[row] += torch.bincount(labels[chosen], minlength=C)
     return _diagonally_dominant(counts / counts.sum(-1, keepdim=True))
 

@@ -73,7 +73,11 @@ def facts_for(method: str, cell: Cell) -> dict[str, Any]:
     """What a competing method is told beside the weak labels: the share of positives of pairs."""
     if method in OWN:
         return {}
-    known = {"known_prior": True} if method == "cvir" else {}  # it would estimate what all others are told
+    known: dict[str, Any] = {}
+    if method == "cvir":
+        known = {"known_prior": True}  # it would estimate what all others are told
+    if method == "lws":
+        known = {"loss": "cross_entropy", "beta": 2.0}  # of the published losses the one that learns in short runs
     return known | ({"prior": cell.draw["prior"]} if "prior" in cell.draw else {})
 
 

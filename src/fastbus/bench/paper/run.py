@@ -163,6 +163,14 @@ class _Watch:
         told = {"accuracy": self.accuracy(run)}
         return told if self.kept is None else told | {"held_out": run.weak_score(*self.kept)}
 
+    def shares(self, run: ImageRun) -> list[float]:
+        """How often each class is predicted; of numbers that are none, an empty list."""
+        predicted = run.predict(self.test)
+        if not bool(predicted.isfinite().all()):
+            return []
+        counts = torch.bincount(predicted.argmax(1), minlength=num_classes(self.cell))
+        return [round(float(share), 4) for share in counts / len(predicted)]
+
     def accuracy(self, run: ImageRun, average: bool = True, metric: str | None = None) -> float:
         predicted = run.predict(self.test, average=average).argmax(1).numpy()
         return score(metric or self.cell.metric, predicted, self.truth, num_classes(self.cell))
@@ -188,6 +196,7 @@ def _record(job: Job, run: ImageRun, task: Task, watch: _Watch, curve: list[Reco
         "metric": cell.metric,
         "accuracy": watch.accuracy(run),
         "accuracy_last": watch.accuracy(run, average=False),
+        "predicted_shares": watch.shares(run),
         "accuracy_plain": watch.accuracy(run, metric="accuracy"),
         "curve": curve,
         "seconds": run.seconds,

@@ -14,6 +14,7 @@ HEADINGS = (
 NUMERIC = (2, 4, 5, 6, 7, 9, 10, 11)
 BELOW = 3.0  # points behind the paper's figure that want a reason
 MARK = "†"
+ONE_CLASS, SINGLE, DEAD = 0.99, "predict one class", "ended in no numbers"
 # why a method stays behind the paper's figure for it, by setting and method
 REASONS: dict[tuple[str, str], str] = {}
 
@@ -43,13 +44,21 @@ def _line(row: Row, group: Group) -> tuple[str, ...]:
     cell = row.cell
     gap = "–" if group.paper is None else f"{group.mean - group.paper[0]:+.2f}".replace("-", "−")
     equal = group.runs[0]["method"]
-    notes = [MARK] * _behind(group) + [f"equals {equal}"] * (equal != group.method)
+    notes = [MARK] * _behind(group) + [_failed(group)] + [f"equals {equal}"] * (equal != group.method)
     return (
         cell.data, cell.name, f"{(group.budget or 0) / 1e6:.2f} M", group.method,
         percent(group.mean, group.spread), str(len(group.runs)), figure_text(group.paper), gap,
         group.config["backbone"], str(group.config["epochs"]), f"{group.average('views') / 1e6:.2f} M",
-        f"{group.average('seconds'):.0f}", " ".join(notes),
+        f"{group.average('seconds'):.0f}", " ".join(filter(None, notes)),
     )  # fmt: skip
+
+
+def _failed(group: Group) -> str:
+    """What an accuracy may hide: a network that calls everything by one class, or that ended in no numbers."""
+    shares = [run["predicted_shares"] for run in group.runs if "predicted_shares" in run]  # older lines have none
+    dead, single = sum(not found for found in shares), sum(max(found, default=0.0) > ONE_CLASS for found in shares)
+    told = [f"{number} of {len(group.runs)} {what}" for number, what in ((dead, DEAD), (single, SINGLE)) if number]
+    return ", ".join(told)
 
 
 def _behind(group: Group) -> bool:
