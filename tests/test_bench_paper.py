@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from fastbus.bench.paper import run as run_module
-from fastbus.bench.paper.draw import SCORED, Source, Task, draw_task, gold_task, true_labels
+from fastbus.bench.paper.draw import SCORED, Source, Task, at_prior, draw_task, gold_task, true_labels
 from fastbus.bench.paper.grid import SETTINGS, Cell, read_grid, tiny_cells
 from fastbus.bench.paper.methods import PAPER_NAMES, applies
 from fastbus.bench.paper.metrics import score
 from fastbus.bench.paper.plan import Job, plan_jobs
 from fastbus.bench.paper.pool import run_jobs
 from fastbus.bench.paper.run import Place, work
-from fastbus.bench.paper.sets import Images, load_set
+from fastbus.bench.paper.sets import SETS, Images, load_set
 from fastbus.bench.paper.show import TINY_LOG, read_runs
 from fastbus.cli import main
 
@@ -135,7 +135,8 @@ def check_pairs(cell: Cell, task: Task, truth: np.ndarray, source: Source) -> No
         assert 0.4 < (first > second).sum() / (first != second).sum() < 0.6
     if cell.setting in SCORED:
         assert source.scores is not None
-        one, two = np.clip(source.scores[task.train.rows], 1e-4, 1 - 1e-4).reshape(-1, 2).T
+        chances = at_prior(source.scores[task.train.rows].astype(np.float64), SETS[cell.data].prior, prior)
+        one, two = np.clip(chances, 1e-4, 1 - 1e-4).reshape(-1, 2).T
         assert not np.isnan(one).any() and not np.isnan(two).any()
         confidence = one * two + (1 - one) * (1 - two) if cell.setting == "similarity_confidence" else two - one
         assert np.abs(weak - confidence).max() < 1e-6
@@ -279,6 +280,18 @@ def test_runs_are_kept_and_not_repeated_and_a_killed_one_ends_the_same(
 
 
 @pytest.mark.slow
+def test_scores_are_moved_to_another_share_of_positives() -> None:
+    """Densities of a coin in both classes: the posterior by Bayes at one share, moved, is that at the other."""
+    dense = np.array([[0.2, 0.7], [0.5, 0.1], [0.3, 0.2]])  # (faces, classes)
+
+    def posterior(share: float) -> np.ndarray:
+        joint = dense * [1 - share, share]
+        return joint[:, 1] / joint.sum(1)
+
+    assert np.allclose(at_prior(posterior(0.4), 0.4, 0.65), posterior(0.65), atol=1e-12)
+    assert at_prior(np.array([0.0, 1.0]), 0.4, 0.65).tolist() == [0.0, 1.0]
+
+
 def test_confidences_come_from_a_calibrated_scorer_on_other_images(tmp_path: Path) -> None:
     job = tiny_job("confidence_difference")
     assert job.scorer is not None

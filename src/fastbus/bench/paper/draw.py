@@ -157,9 +157,15 @@ def _pair_labels(cell: Cell, rule: Supervision, labels: Array, rows: Array, draw
     if cell.setting not in SCORED:
         assert drawn.weak is not None
         return drawn.weak
-    positive = _scores(cell, source)[rows].astype(np.float64)
+    positive = at_prior(_scores(cell, source)[rows].astype(np.float64), SETS[cell.data].prior, cell.draw["prior"])
     chances = np.stack([1 - positive, positive], axis=1)
     return np.asarray(weaken(rule, labels[rows], drawn.sizes, probabilities=chances), dtype=np.float32)
+
+
+def at_prior(positive: Array, scored: float, drawn: float) -> Array:
+    """P(positive) of a scorer whose images hold the share `scored` of positives, where the share `drawn` does."""
+    odds = drawn * (1 - scored) / (scored * (1 - drawn))
+    return np.asarray(odds * positive / (1 - positive + odds * positive))
 
 
 def _partial(cell: Cell, rule: Supervision, labels: Array, source: Source, rng: np.random.Generator) -> Made:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastbus.bench.paper.draw import SCORED, ceiling_cell, expected_size, supervision_of
 from fastbus.bench.paper.grid import Cell, read_grid
-from fastbus.bench.paper.methods import SUPERVISED, applies
+from fastbus.bench.paper.methods import SUPERVISED, applies, facts_for
 from fastbus.bench.paper.sets import SETS
 from fastbus.bench.results import Record
 from fastbus.errors import InputError
@@ -71,6 +71,8 @@ class Job:
                 "scorer": None if self.scorer is None else self.scorer.fingerprint,
             }
             | ({} if self.budget is None else {"budget": self.budget})
+            | ({} if self.scorer is None else {"confidences": "at the cell's share of positives"})
+            | ({"told": facts} if (facts := facts_for(self.method, self.cell)) else {})
         )
 
     @property
