@@ -50,7 +50,7 @@ def _recipe(row: Row) -> str:
     """That a figure is due to be measured again."""
     if row.ours is None or row.ours.current:
         return ""
-    return f"{row.cell.data} {row.cell.name}: by an earlier recipe, not yet run by the product's present one"
+    return f"{row.cell.data} {row.cell.name}: by an earlier recipe or earlier weak labels, not yet run anew"
 
 
 def _scorer(row: Row) -> str:
