@@ -279,7 +279,6 @@ def test_runs_are_kept_and_not_repeated_and_a_killed_one_ends_the_same(
     assert sorted(strip[:2], key=lambda r: r["setting"]) == sorted(strip[2:], key=lambda r: r["setting"])
 
 
-@pytest.mark.slow
 def test_scores_are_moved_to_another_share_of_positives() -> None:
     """Densities of a coin in both classes: the posterior by Bayes at one share, moved, is that at the other."""
     dense = np.array([[0.2, 0.7], [0.5, 0.1], [0.3, 0.2]])  # (faces, classes)
@@ -292,6 +291,7 @@ def test_scores_are_moved_to_another_share_of_positives() -> None:
     assert at_prior(np.array([0.0, 1.0]), 0.4, 0.65).tolist() == [0.0, 1.0]
 
 
+@pytest.mark.slow
 def test_confidences_come_from_a_calibrated_scorer_on_other_images(tmp_path: Path) -> None:
     job = tiny_job("confidence_difference")
     assert job.scorer is not None

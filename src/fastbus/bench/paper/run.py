@@ -160,20 +160,23 @@ class _Watch:
         self.kept = None if task.held_out is None else _tensors(images, task.held_out)
 
     def __call__(self, run: ImageRun) -> Record:
-        told = {"accuracy": self.accuracy(run)}
+        told = {"accuracy": self.accuracy(self.predictions(run))}
         return told if self.kept is None else told | {"held_out": run.weak_score(*self.kept)}
 
-    def shares(self, run: ImageRun) -> list[float]:
-        """How often each class is predicted; of numbers that are none, an empty list."""
-        predicted = run.predict(self.test)
-        if not bool(predicted.isfinite().all()):
-            return []
-        counts = torch.bincount(predicted.argmax(1), minlength=num_classes(self.cell))
-        return [round(float(share), 4) for share in counts / len(predicted)]
+    def predictions(self, run: ImageRun, average: bool = True) -> Tensor:
+        """Probabilities of the classes of the test images."""
+        return run.predict(self.test, average=average)
 
-    def accuracy(self, run: ImageRun, average: bool = True, metric: str | None = None) -> float:
-        predicted = run.predict(self.test, average=average).argmax(1).numpy()
-        return score(metric or self.cell.metric, predicted, self.truth, num_classes(self.cell))
+    def accuracy(self, predictions: Tensor, metric: str | None = None) -> float:
+        return score(metric or self.cell.metric, predictions.argmax(1).numpy(), self.truth, num_classes(self.cell))
+
+
+def _shares(predictions: Tensor) -> list[float]:
+    """How often each class is predicted; of numbers that are none, an empty list."""
+    if not bool(predictions.isfinite().all()):
+        return []
+    counts = torch.bincount(predictions.argmax(1), minlength=predictions.shape[1])
+    return [round(float(share), 4) for share in counts / len(predictions)]
 
 
 def _tensors(images: Images, weak: Weak) -> tuple[Tensor, Tensor, Tensor]:
@@ -182,7 +185,7 @@ def _tensors(images: Images, weak: Weak) -> tuple[Tensor, Tensor, Tensor]:
 
 def _record(job: Job, run: ImageRun, task: Task, watch: _Watch, curve: list[Record]) -> Record:
     cell = job.cell
-    told = facts_for(job.method, cell)
+    told, averaged = facts_for(job.method, cell), watch.predictions(run)
     config: dict[str, Any] = {"draw": dict(cell.draw), "held_out": job.held_out, "told": told, **run.config()}
     return {
         "setting": cell.setting,
@@ -194,10 +197,10 @@ def _record(job: Job, run: ImageRun, task: Task, watch: _Watch, curve: list[Reco
         "seed": job.seed,
         "fingerprint": job.fingerprint,
         "metric": cell.metric,
-        "accuracy": watch.accuracy(run),
-        "accuracy_last": watch.accuracy(run, average=False),
-        "predicted_shares": watch.shares(run),
-        "accuracy_plain": watch.accuracy(run, metric="accuracy"),
+        "accuracy": watch.accuracy(averaged),
+        "accuracy_last": watch.accuracy(watch.predictions(run, average=False)),
+        "accuracy_plain": watch.accuracy(averaged, metric="accuracy"),
+        "predicted_shares": _shares(averaged),
         "curve": curve,
         "seconds": run.seconds,
         "views": run.views_seen,

@@ -25,7 +25,8 @@ NOTES = (
     "beside other runs on the same device.",
     "The confusion matrix of noisy labels is estimated once a cell, by a short run whose views are not counted, and "
     "told to all methods alike. Learning rates and weight decays are those of our recipes, chosen for FastBUS by "
-    "held-out weak labels; rivals were not tuned.",
+    "held-out weak labels; rivals were not tuned. Of its published losses LWS has the cross-entropy, which learns "
+    "in short runs, too.",
     "Made by fastbus bench paper and fastbus bench report; every run is a line of paper.jsonl.",
 )
 
