@@ -193,7 +193,8 @@ def test_kept_back_images_do_not_train_and_the_ceiling_has_the_same_images(cell:
     task = draw_task(cell, Source(images, scores, Path()), 0, held_out=0.2)
     assert task.held_out is not None
     assert not set(task.held_out.rows) & set(task.train.rows)
-    assert len(task.held_out.sizes) == round(0.2 * task.facts["bags"])
+    labels = cell.draw["labelled"] if cell.setting == "semi_supervised" else task.facts["bags"]
+    assert len(task.held_out.sizes) == round(0.2 * labels)
     gold = gold_task(task)
     assert (gold.train.rows == task.train.rows).all() and (gold.train.sizes == 1).all()
     assert (gold.train.weak.argmax(1) == task.labels[task.train.rows]).all() and (gold.train.weak.sum(1) == 1).all()

@@ -91,7 +91,8 @@ def draw_task(cell: Cell, source: Source, seed: int, held_out: float = 0.0) -> T
     rule = supervision_of(cell)
     weak, facts = _MAKERS[cell.setting](cell, rule, labels, source, rng)
     facts |= {"images": len(weak.rows), "bags": len(weak.sizes)}
-    train, kept = keep_back(weak, held_out, rng)
+    told = weak.weak >= 0 if cell.setting == "semi_supervised" else None
+    train, kept = keep_back(weak, held_out, rng, told)
     return Task(rule, train, kept, labels, num_classes(cell), facts)
 
 

@@ -18,15 +18,21 @@ class Weak(NamedTuple):
     weak: Array
 
 
-def keep_back(weak: Weak, share: float, rng: np.random.Generator) -> tuple[Weak, Weak | None]:
-    """Keep some bags back; none of the images of the kept ones may train, so bags that share one are dropped."""
+def keep_back(
+    weak: Weak, share: float, rng: np.random.Generator, told: Array | None = None
+) -> tuple[Weak, Weak | None]:
+    """Keep some bags back; none of the images of the kept ones may train, so bags that share one are dropped.
+
+    told (B,): bags with a weak label, where others have none; the share is one of them.
+    """
     if not 0 <= share < 1:
         raise InputError(f"held_out={share}; expected a share of the weak labels below 1. Pass e.g. 0.1.")
-    number = round(share * len(weak.sizes))
+    labelled = np.arange(len(weak.sizes)) if told is None else np.flatnonzero(told)
+    number = round(share * len(labelled))
     if number == 0:
         return weak, None
     kept = np.zeros(len(weak.sizes), dtype=bool)
-    kept[rng.permutation(len(weak.sizes))[:number]] = True
+    kept[rng.permutation(labelled)[:number]] = True
     bag = np.repeat(np.arange(len(weak.sizes)), weak.sizes)
     seen = np.isin(weak.rows, weak.rows[~kept[bag]])
     clash = np.zeros(len(weak.sizes), dtype=bool)

@@ -161,7 +161,13 @@ class _Watch:
 
     def __call__(self, run: ImageRun) -> Record:
         told = {"accuracy": self.accuracy(self.predictions(run))}
-        return told if self.kept is None else told | {"held_out": run.weak_score(*self.kept)}
+        if self.kept is None:
+            return told
+        told["held_out"] = run.weak_score(*self.kept)
+        if self.cell.setting == "semi_supervised":  # classes, so that they can be hit
+            images, _, labels = self.kept
+            told["held_out_accuracy"] = 100 * float((run.predict(images).argmax(1) == labels).double().mean())
+        return told
 
     def predictions(self, run: ImageRun, average: bool = True) -> Tensor:
         """Probabilities of the classes of the test images."""
