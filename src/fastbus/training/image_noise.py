@@ -26,6 +26,9 @@ HELD_OUT = 0.2
 FEWEST = 5  # of which one is held out
 EARLY_SHARE = 10  # of the recipe's epochs, one in so many is enough for confident predictions,
 EARLY_STEPS = 1500  # but not fewer steps than these, unless the recipe itself has fewer
+# On CIFAR-10 with 70 % wrong labels a residual network is at 20 % after three passes at a rate of .1, its guesses
+# swing from class to class, and at 40 % at .03.
+EARLY_RATE = 0.03
 
 
 def with_known_confusions(
@@ -54,7 +57,8 @@ def with_known_confusions(
             "more. Pass rate= or the matrices."
         )
     passes = max(recipe.epochs // EARLY_SHARE, math.ceil(EARLY_STEPS * recipe.rows / len(kept)))
-    early = recipe.replace(epochs=min(recipe.epochs, passes), teacher=False, mixup=0.0)
+    gentle = {"learning_rate": min(recipe.learning_rate, EARLY_RATE), "teacher": False, "mixup": 0.0}
+    early = recipe.replace(epochs=min(recipe.epochs, passes), **gentle)
     run = ImageRun(
         SemiSupervised(),
         images[kept],
