@@ -24,11 +24,17 @@ from fastbus.training.views import Views
 
 HELD_OUT = 0.2
 FEWEST = 5  # of which one is held out
-EARLY_SHARE = 10  # of the recipe's epochs, one in so many is enough for confident predictions,
-EARLY_STEPS = 1500  # but not fewer steps than these, unless the recipe itself has fewer
+# Enough for confident predictions: so many passes, and not fewer steps than these, unless the recipe itself has fewer.
+EARLY_PASSES, EARLY_STEPS = 10, 1500
 # On CIFAR-10 with 70 % wrong labels a residual network is at 20 % after three passes at a rate of .1, its guesses
 # swing from class to class, and at 40 % at .03.
 EARLY_RATE = 0.03
+
+
+def early_recipe(recipe: Recipe, num_images: int) -> Recipe:
+    """The recipe of the short run, on so many images."""
+    passes = min(recipe.epochs, max(EARLY_PASSES, math.ceil(EARLY_STEPS * recipe.rows / num_images)))
+    return recipe.plain().replace(epochs=passes, learning_rate=min(recipe.learning_rate, EARLY_RATE), mixup=0.0)
 
 
 def with_known_confusions(
@@ -56,16 +62,13 @@ def with_known_confusions(
             f"{supervision.title}: {len(given)} labelled images to estimate confusions from; expected {FEWEST} or "
             "more. Pass rate= or the matrices."
         )
-    passes = max(recipe.epochs // EARLY_SHARE, math.ceil(EARLY_STEPS * recipe.rows / len(kept)))
-    gentle = {"learning_rate": min(recipe.learning_rate, EARLY_RATE), "teacher": False, "mixup": 0.0}
-    early = recipe.replace(epochs=min(recipe.epochs, passes), **gentle)
     run = ImageRun(
         SemiSupervised(),
         images[kept],
         torch.ones(len(kept), dtype=torch.long),
         labels[kept],
         num_classes=num_classes,
-        recipe=early,
+        recipe=early_recipe(recipe, len(kept)),
         seed=seed,
         device=device,
         flip=flip,

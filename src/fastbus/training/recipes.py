@@ -104,6 +104,10 @@ class Recipe:
             choice(name, known, "an entry of the recipe", InputError)
         return replace(self, **changes)
 
+    def plain(self) -> Recipe:
+        """Without what is there for weak labels: to learn from labels as they are."""
+        return self.replace(teacher=False, own=False, doubt=0.0, stride=0.0, sharpen=1.0, align=0.0)
+
     def network(self, input_shape: tuple[int, ...], num_outputs: int, seed: int) -> Backbone:
         """The network, its weights drawn from a seed."""
         options: dict[str, Any] = {"slope": self.slope} if self.backbone.startswith("wrn") else {}

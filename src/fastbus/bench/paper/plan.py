@@ -15,6 +15,7 @@ from fastbus.bench.paper.sets import SETS
 from fastbus.bench.results import Record
 from fastbus.errors import InputError
 from fastbus.supervision.pairwise import SimilarityConfidence
+from fastbus.training.image_noise import early_recipe
 from fastbus.training.recipes import Recipe, recipe_for
 
 TINY: dict[str, Any] = {
@@ -77,12 +78,12 @@ class Job:
 
     @property
     def data_fingerprint(self) -> str:
-        """All that decides what is estimated before the training, whichever the method."""
+        """All that decides what is estimated before the training, whichever the method and its training."""
         return _digest(
             {
                 "cell": self.cell.key,
                 "draw": dict(self.cell.draw),
-                "recipe": _entries(self.recipe),
+                "recipe": _entries(early_recipe(self.recipe, expected_size(self.cell)[0])),
                 "held_out": self.held_out,
             }
         )
@@ -163,9 +164,8 @@ def _recipe(cell: Cell, method: str) -> Recipe:
     recipe = recipe_for(supervision_of(cell), num_images=images, num_bags=bags, image_shape=SETS[cell.data].shape)
     if method != SUPERVISED:
         return recipe
-    plain: dict[str, Any] = {"teacher": False, "own": False, "doubt": 0.0, "stride": 0.0, "sharpen": 1.0, "align": 0.0}
     steps = _with_labelled(cell, recipe, "fastbus")  # as many as those that it is the ceiling of
-    return recipe.replace(epochs=round(recipe.epochs * steps), **plain)
+    return recipe.plain().replace(epochs=round(recipe.epochs * steps))
 
 
 def _scorer(cell: Cell, tiny: bool) -> Scorer:
