@@ -204,7 +204,9 @@ def test_recipes_fit_the_images() -> None:
             assert small.backbone == "small_cnn"
             assert recipe_for(rule, num_images=6000, num_bags=10, image_shape=(1, 28, 28)).backbone == "lenet5"
     small, large = (recipe_for(fastbus.MultiInstance(), num_images=100 * k, num_bags=100) for k in (10, 20))
-    assert (small.own, large.own) == (False, 0.5)
+    assert (small.own, large.own) == (False, 0.5) and small.weight_decay == large.weight_decay
+    plain = recipe_for(fastbus.MultiInstance(), num_images=2000, num_bags=100, image_shape=(1, 28, 28))
+    assert plain.own == large.own and plain.weight_decay < large.weight_decay
     few, many = (recipe_for(fastbus.PairComparison(), num_images=2 * n, num_bags=n) for n in (100, 10_000))
     assert few.own and not many.own
     few, many = (recipe_for(fastbus.PairSimilarity(), num_images=2 * n, num_bags=n) for n in (300, 10_000))
