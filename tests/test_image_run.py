@@ -17,7 +17,7 @@ from fastbus.training.image_noise import with_known_confusions
 from fastbus.training.image_run import ImageRun
 from fastbus.training.packing import pack_rows
 from fastbus.training.recipes import RECIPES, Recipe, recipe_for
-from fastbus.training.step_objective import mixed, own_first, sharpened, strode
+from fastbus.training.step_objective import PosteriorRisk, StepInputs, mixed, own_first, sharpened, strode
 
 CPU = torch.device("cpu")
 QUICK = Recipe(backbone="small_cnn", epochs=6, rows=64, labelled_rows=16, learning_rate=0.1, warmup=5, align=0.9)
@@ -186,6 +186,25 @@ def test_sharpened_targets_keep_zeros_and_sum_to_one() -> None:
     assert torch.allclose(sharp[0], torch.tensor([0.36, 0.16, 0.0]) / 0.52)
     assert torch.allclose(sharp[1], q[1]) and not bool(sharp[2].any())
     assert torch.equal(sharpened(q, torch.tensor(1.0)), q)
+
+
+@pytest.mark.parametrize(("progress", "power"), [(0.2, 1), (0.25, 3), (0.9, 3)])
+def test_targets_settle_after_the_first_quarter(progress: float, power: int) -> None:
+    """A teacher's predictions times the evidence of a label that is wrong half of the time, then to the power of 3."""
+    generator = torch.Generator().manual_seed(0)
+    weak, strong, taught = torch.randn(3, 6, 3, generator=generator)
+    labels, one, rows = torch.arange(6) % 3, torch.ones(6, dtype=torch.long), torch.arange(6)
+    posterior = fixed_posterior(fastbus.NoisyLabel(rate=0.5), labels, one, 3, CPU)
+    objective = PosteriorRisk(posterior, Recipe(teacher=True, settle=2.0))
+    step, real = Step(rows, rows, rows, one), torch.ones(6, dtype=torch.bool)
+    same, teacher = (lambda x: x), (lambda x: taught)
+    loss = objective(
+        StepInputs(step, real, weak, strong, same, teacher, same, same, same, generator, torch.tensor(progress))
+    )
+    q = (taught.softmax(1) * (0.25 + 0.25 * torch.eye(3)[labels])) ** power
+    q = q / q.sum(1, keepdim=True)
+    expected = -(q * (torch.log_softmax(weak, 1) + torch.log_softmax(strong, 1))).sum() / 12
+    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_a_pass_covers_the_unlabelled_and_keeps_shares() -> None:

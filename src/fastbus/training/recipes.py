@@ -43,6 +43,9 @@ class Recipe:
         69.5, with 2 71.9, with 9 71.0, and with 30 % wrong labels 77.8, 77.6 and 77.5.
     sharpen: power that targets are raised to in the first quarter of the steps, 1 leaves the posterior as it is;
         labels that name no class, as of similar pairs, have a symmetric start that EM is slow to leave.
+    settle: targets are raised to the power of 1 + settle after the first quarter of the steps, so that images that look
+        alike settle on one class and the few right labels among many wrong ones speak for all of them. It wants a
+        teacher: by its own predictions a network settles on a single class.
     align: decay of the running class shares that predictions are aligned with, 0 for none.
     coupling: "independent" reads the labels of a bag class by class, as the paper does, instead of exactly.
     slope: of the leaky rectifier of wide residual networks.
@@ -66,6 +69,7 @@ class Recipe:
     mixup: float = 0.0
     stride: float = 0.0
     sharpen: float = 1.0
+    settle: float = 0.0
     align: float = 0.0
     coupling: Coupling = "auto"
     slope: float = 0.1
@@ -106,7 +110,7 @@ class Recipe:
 
     def plain(self) -> Recipe:
         """Without what is there for weak labels: to learn from labels as they are."""
-        return self.replace(teacher=False, own=False, doubt=0.0, stride=0.0, sharpen=1.0, align=0.0)
+        return self.replace(teacher=False, own=False, doubt=0.0, stride=0.0, sharpen=1.0, settle=0.0, align=0.0)
 
     def network(self, input_shape: tuple[int, ...], num_outputs: int, seed: int) -> Backbone:
         """The network, its weights drawn from a seed."""

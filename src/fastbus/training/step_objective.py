@@ -114,8 +114,8 @@ class PosteriorRisk(StepObjective):
         q, early = self.posterior(logits, inputs.step), inputs.progress < EARLY
         if self.recipe.stride:
             q = strode(q, logits, torch.where(early, self.recipe.stride, 0.0))
-        if self.recipe.sharpen != 1:
-            q = sharpened(q, torch.where(early, self.recipe.sharpen, 1.0))
+        if self.recipe.sharpen != 1 or self.recipe.settle:
+            q = sharpened(q, torch.where(early, self.recipe.sharpen, 1 + self.recipe.settle))
         return torch.where(inputs.real[:, None], q, 0.0)
 
 
