@@ -1,6 +1,6 @@
 """Facts that weak labels keep to themselves, estimated: shares of wrong labels, and of positives among unlabelled.
 
-    python -m fastbus.bench.estimates --images DIR [--dataset fashion_mnist] [--seeds 3] [--device cuda] [--json]
+    python -m fastbus.bench.estimates --images DIR [--dataset fashion_mnist] [--only labels] [--seeds 3] [--json]
 
 Images are the official ones, their labels made weak by known rates; the estimators of the product see images and weak
 labels alone. MNIST and Fashion-MNIST stand for themselves, CIFAR-10 wants a GPU.
@@ -79,18 +79,18 @@ def _estimated(
     return rule, time.perf_counter() - start
 
 
-def measure(name: str, folder: Path, number: int, seeds: int, device: str) -> Iterator[Estimate]:
-    """All estimates of a data set, from so many of its images."""
+def measure(name: str, folder: Path, number: int, seeds: int, device: str, only: str | None) -> Iterator[Estimate]:
+    """All estimates of a data set, or one kind of them, from so many of its images."""
     found = load_images(name, folder, verify=False)
     flip = name == "cifar10"
     for seed in range(seeds):
         rows = np.random.default_rng(seed).permutation(len(found.train_labels))[:number]
-        for rate in RATES:
+        for rate in RATES if only != "positives" else ():
             yield {"data": name} | wrong_labels(
                 found.train_images[rows], found.train_labels[rows], rate, seed, device, flip
             )
         positive = np.isin(found.train_labels, POSITIVE[name]).astype(np.int64)
-        for known, prior in PRIORS:
+        for known, prior in PRIORS if only != "labels" else ():
             yield {"data": name} | hidden_positives(
                 found.train_images, positive, known, prior, number, seed, device, flip
             )
@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, required=True, help="folder of the official image files")
     parser.add_argument("--dataset", nargs="+", default=["mnist", "fashion_mnist"], choices=list(POSITIVE))
     parser.add_argument("--number", type=int, default=10_000, help="images to estimate from (default: 10000)")
+    parser.add_argument("--only", choices=["labels", "positives"], help="shares of wrong labels, or hidden positives")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--json", action="store_true", help="print one JSON line an estimate instead")
@@ -123,7 +124,7 @@ def main() -> None:
     about = circumstances(options.device)
     records = []
     for name in options.dataset:
-        for record in measure(name, options.images, options.number, options.seeds, options.device):
+        for record in measure(name, options.images, options.number, options.seeds, options.device, options.only):
             records.append(record)
             if options.json:
                 print(json.dumps(record | about), flush=True)
