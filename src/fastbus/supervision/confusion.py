@@ -61,13 +61,14 @@ def shrunk_rows(counts: Tensor, strength: float = 1.0) -> Tensor:
     """
     C = counts.shape[0]
     right, total = counts.diagonal(), counts.sum(1)
-    wrong = counts[~torch.eye(C, dtype=torch.bool)].reshape(C, C - 1)
+    off = ~torch.eye(C, dtype=torch.bool)
+    wrong = counts[off].reshape(C, C - 1)
     mean = (right.sum() + strength * (1 + 1 / C)) / (total.sum() + 2 * strength)
     two = torch.stack([right, total - right], 1)
     diagonal = _shrunk(two, torch.stack([mean, 1 - mean]))[:, 0]
-    spread = _shrunk(wrong, wrong.new_full((C - 1,), 1 / (C - 1)))
+    spread = _shrunk(wrong, wrong.new_full((C - 1,), 1 / max(C - 1, 1)))
     matrix = torch.diag(diagonal)
-    matrix[~torch.eye(C, dtype=torch.bool)] = ((1 - diagonal)[:, None] * spread).flatten()
+    matrix[off] = ((1 - diagonal)[:, None] * spread).flatten()
     return matrix
 
 
