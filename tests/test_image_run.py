@@ -13,11 +13,12 @@ from fastbus.errors import InputError
 from fastbus.inference.fixed import General, Instances, KnownShare, Pairs, Step
 from fastbus.inference.fixed_build import fixed_posterior
 from fastbus.supervision.base import Supervision
+from fastbus.supervision.confusion import class_shares
 from fastbus.training.image_noise import with_known_confusions
 from fastbus.training.image_run import ImageRun
 from fastbus.training.packing import pack_rows
 from fastbus.training.recipes import RECIPES, Recipe, recipe_for
-from fastbus.training.step_objective import PosteriorRisk, StepInputs, mixed, own_first, sharpened, strode
+from fastbus.training.step_objective import PosteriorRisk, StepInputs, faded, mixed, own_first, sharpened, strode
 
 CPU = torch.device("cpu")
 QUICK = Recipe(backbone="small_cnn", epochs=6, rows=64, labelled_rows=16, learning_rate=0.1, warmup=5, align=0.9)
@@ -180,6 +181,16 @@ def test_strides_lead_beyond_the_posterior() -> None:
     assert bool(strode(far.softmax(1), far, torch.tensor(19.0)).isfinite().all())
 
 
+def test_what_labels_add_fades_at_the_end() -> None:
+    shares = [float(faded(0.4, torch.tensor(progress, dtype=torch.float64))) for progress in (0.1, 0.6, 0.8, 1.0)]
+    assert shares == pytest.approx([0, 0, 0.5, 1])
+    assert float(faded(0.0, torch.tensor(1.0))) == 0
+    logits, evidence = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0)).unbind()
+    q = (logits + evidence).softmax(1)
+    assert torch.allclose(strode(q, logits, torch.tensor(-0.5)), (logits + evidence / 2).softmax(1), atol=1e-6)
+    assert torch.allclose(strode(q, logits, torch.tensor(-1.0)), logits.softmax(1), atol=1e-6)
+
+
 def test_sharpened_targets_keep_zeros_and_sum_to_one() -> None:
     q = torch.tensor([[0.6, 0.4, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 0.0]])
     sharp = sharpened(q, torch.tensor(2.0))
@@ -205,6 +216,31 @@ def test_targets_settle_after_the_first_quarter(progress: float, power: int) -> 
     q = q / q.sum(1, keepdim=True)
     expected = -(q * (torch.log_softmax(weak, 1) + torch.log_softmax(strong, 1))).sum() / 12
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_predictions_are_aligned_with_the_shares_that_labels_tell() -> None:
+    """Wrong labels of a class that is rare, and a network that never calls it: it gets its share back."""
+    confusion = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.1, 0.6]], dtype=torch.float64)
+    truth = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+    labels = torch.arange(3).repeat_interleave((truth @ confusion * 10_000).round().long())
+    shares = class_shares(torch.cat([labels, torch.full((7,), -1)]), confusion)
+    assert torch.allclose(shares, truth, atol=1e-4)
+
+    given = torch.tensor([0, 1, 2, 0])
+    rows, one, real = torch.arange(4), torch.ones(4, dtype=torch.long), torch.tensor([True, True, True, False])
+    posterior = fixed_posterior(fastbus.NoisyLabel(confusion), given, one, 3, CPU)
+    objective = PosteriorRisk(posterior, Recipe(align=0.9, weak=0.0), shares.float())
+    predicted = torch.tensor([[4.0, 1, -3], [3.0, 2, -5], [1.0, 1, -4], [-9.0, 0, 9]])
+    same, generator = (lambda x: x), torch.Generator()
+    loss = objective(
+        StepInputs(Step(rows, rows, rows, one), real, predicted, predicted, same, same, same, same, same, generator,
+                   torch.tensor(0.5))
+    )  # fmt: skip
+    p = predicted.softmax(1).double()
+    q = p * truth / p[:3].mean(0) * confusion[:, given].T
+    q = q / q.sum(1, keepdim=True)
+    assert float(loss) == pytest.approx(float(-(q * p.log())[:3].sum() / 3), rel=1e-4)
+    assert objective.state()["mean.weight"].item() == pytest.approx(0.1)
 
 
 def test_a_pass_covers_the_unlabelled_and_keeps_shares() -> None:

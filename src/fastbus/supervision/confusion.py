@@ -82,6 +82,20 @@ def _shrunk(counts: Tensor, mean: Tensor) -> Tensor:
     return (counts + best * mean) / (total + best)[:, None]
 
 
+def class_shares(labels: Tensor, confusion: Tensor, iterations: int = 1000) -> Tensor:
+    """Shares (C,) of the true classes that make labels (N,), -1 for none, with a confusion matrix (C, C) most probable.
+
+    By EM from even shares: where the matrix hardly tells classes apart it stays near them.
+    """
+    counts = torch.bincount(labels[labels >= 0].cpu().long(), minlength=len(confusion)).double()
+    likelihood = confusion.cpu().double()
+    shares = torch.full_like(counts, 1 / len(counts))
+    for _ in range(iterations):
+        joint = shares[:, None] * likelihood
+        shares = (joint / joint.sum(0).clamp(min=torch.finfo(joint.dtype).tiny)) @ counts / counts.sum()
+    return shares
+
+
 def estimate_confusions(
     log_prob: Tensor,
     answers: Tensor,

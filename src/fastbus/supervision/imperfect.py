@@ -111,13 +111,16 @@ class NoisyLabel(InstanceEvidence):
         """With T estimated from out-of-fold or early predictions (N, C) and labels (N,)."""
         return cls(estimate_confusion(log_prob, weak, **options))
 
+    def matrix(self, num_classes: int) -> Tensor:
+        """T (C, C), as given or of the rate."""
+        return (
+            _symmetric(self.rate, num_classes, self.name, "transition") if self.transition is None else self.transition
+        )
+
     def read(self, weak: object, reader: WeakReader) -> Evidence:
         reader.single_label()
         Y = reader.num_labels
-        matrix = self.transition
-        if matrix is None:
-            matrix = _symmetric(self.rate, Y, self.name, "transition")
-        matrix = _fitting(matrix, Y, reader)
+        matrix = _fitting(self.matrix(Y), Y, reader)
         values = reader.per_instance(weak)
         classes, given = reader.integers(values, Y - 1, "classes", reader.layout.mask)
         return self.instance_evidence(safe_log(matrix).T[classes], given, reader)

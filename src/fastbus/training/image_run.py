@@ -18,6 +18,8 @@ from fastbus.errors import InputError
 from fastbus.inference.fixed_build import fixed_posterior, read_all
 from fastbus.inference.infer import infer
 from fastbus.supervision.base import Supervision
+from fastbus.supervision.confusion import class_shares
+from fastbus.supervision.imperfect import NoisyLabel
 from fastbus.supervision.incomplete import PositiveUnlabeled, SemiSupervised
 from fastbus.training.graphed import GraphedTraining
 from fastbus.training.packing import Packed, pack_bags, pack_rows
@@ -181,7 +183,15 @@ def default_objective(run: ImageRun) -> StepObjective:
         labelled = torch.from_numpy(run.labelled).to(run.device)
         return AlignedConsistency(run.weak.to(run.device), labelled, run.num_classes, run.recipe)
     posterior = fixed_posterior(run.supervision, run.weak, run.sizes, run.num_classes, run.device, run.recipe.coupling)
-    return PosteriorRisk(posterior, run.recipe)
+    return PosteriorRisk(posterior, run.recipe, _known_shares(run))
+
+
+def _known_shares(run: ImageRun) -> Tensor | None:
+    """Shares of the classes (C,) among the images, where their weak labels tell them."""
+    rule = run.supervision
+    if not run.recipe.align or not isinstance(rule, NoisyLabel):
+        return None
+    return class_shares(run.weak, rule.matrix(run.num_classes)).float().to(run.device)
 
 
 def _labelled(supervision: Supervision, weak: Tensor) -> np.ndarray[Any, np.dtype[np.bool_]] | None:

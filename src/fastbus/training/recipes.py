@@ -49,7 +49,9 @@ class Recipe:
         labels by heart: 3,000 small images of five classes of CIFAR-10, 40 % wrong labels, 100 passes, two seeds, a
         likelihood of held-out labels of -1.373 with a teacher, a stride of 9 and 1 here, of -1.388 as noisy labels are
         trained otherwise (78.1 and 75.5 %); but 25,000 with 55 % wrong labels, 16 passes, 74.4 and 77.6 %.
-    align: decay of the running class shares that predictions are aligned with, 0 for none.
+    fade: share of the steps, the last, in which what a label adds to the predictions shrinks to nothing.
+    align: decay of the running class shares that predictions are brought from to those that labels tell, 0 for none;
+        noisy labels and a few gold ones tell them.
     coupling: "independent" reads the labels of a bag class by class, as the paper does, instead of exactly.
     slope: of the leaky rectifier of wide residual networks.
     """
@@ -73,6 +75,7 @@ class Recipe:
     stride: float = 0.0
     sharpen: float = 1.0
     settle: float = 0.0
+    fade: float = 0.0
     align: float = 0.0
     coupling: Coupling = "auto"
     slope: float = 0.1
@@ -113,7 +116,9 @@ class Recipe:
 
     def plain(self) -> Recipe:
         """Without what is there for weak labels: to learn from labels as they are."""
-        return self.replace(teacher=False, own=False, doubt=0.0, stride=0.0, sharpen=1.0, settle=0.0, align=0.0)
+        return self.replace(
+            teacher=False, own=False, doubt=0.0, stride=0.0, sharpen=1.0, settle=0.0, fade=0.0, align=0.0
+        )
 
     def network(self, input_shape: tuple[int, ...], num_outputs: int, seed: int) -> Backbone:
         """The network, its weights drawn from a seed."""

@@ -8,6 +8,7 @@ Shapes: M rows of a step, C classes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -89,12 +90,21 @@ class RunningMean:
 
 
 class PosteriorRisk(StepObjective):
-    """Cross-entropy of both views with a posterior, by default that of the weak one: an EM step on exact inference."""
+    """Cross-entropy of both views with a posterior, by default that of the weak one: an EM step on exact inference.
 
-    def __init__(self, posterior: FixedPosterior, recipe: Recipe) -> None:
+    shares (C,): of the classes, which predictions are aligned with before their posterior is taken; None for no
+        alignment.
+    """
+
+    def __init__(self, posterior: FixedPosterior, recipe: Recipe, shares: Tensor | None = None) -> None:
         super().__init__()
         self.posterior, self.recipe = posterior, recipe
         self.capturable = posterior.capturable
+        self.shares = shares
+        self.mean = None if shares is None else RunningMean(len(shares), recipe.align, shares.device)
+
+    def state(self) -> dict[str, Tensor]:
+        return {} if self.mean is None else self.mean.state("mean")
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         recipe, M = self.recipe, len(inputs.weak)
@@ -102,18 +112,28 @@ class PosteriorRisk(StepObjective):
         logits = inputs.network(torch.cat([inputs.weak, strong]))
         with torch.no_grad():
             judged = inputs.teacher(inputs.weak) if recipe.teacher else logits[:M].detach()
-            q = self._targets(judged, inputs)
-            q_strong = own_first(recipe.own, inputs.progress, lambda: self._targets(logits[M:].detach(), inputs), q)
+            shift = self._alignment(judged, inputs.real)
+            q = self._targets(judged + shift, inputs)
+            own = partial(self._targets, logits[M:].detach() + shift, inputs)
+            q_strong = own_first(recipe.own, inputs.progress, own, q)
             q_strong = q_strong if partner is None else share * q_strong + (1 - share) * q_strong[partner]
         risk = -recipe.weak * (q * torch.log_softmax(logits[:M], 1)).sum()
         risk = risk - recipe.strong * (q_strong * torch.log_softmax(logits[M:], 1)).sum()
         return risk / (q.sum() * recipe.weak + q_strong.sum() * recipe.strong)
 
+    def _alignment(self, logits: Tensor, real: Tensor) -> Tensor:
+        """What is added to logits (M, C), so that the classes have their shares among recent predictions."""
+        if self.mean is None or self.shares is None:
+            return logits.new_zeros(())
+        p = torch.where(real[:, None], logits.softmax(1), 0.0).sum(0) / real.sum().clamp(min=1)
+        tiny = torch.finfo(p.dtype).tiny
+        return self.shares.clamp(min=tiny).log() - self.mean(p).clamp(min=tiny).log()
+
     def _targets(self, logits: Tensor, inputs: StepInputs) -> Tensor:
         logits = doubtful(logits, self.recipe.doubt)
         q, early = self.posterior(logits, inputs.step), inputs.progress < EARLY
-        if self.recipe.stride:
-            q = strode(q, logits, torch.where(early, self.recipe.stride, 0.0))
+        if self.recipe.stride or self.recipe.fade:
+            q = strode(q, logits, torch.where(early, self.recipe.stride, -faded(self.recipe.fade, inputs.progress)))
         if self.recipe.sharpen != 1 or self.recipe.settle:
             q = sharpened(q, torch.where(early, self.recipe.sharpen, 1 + self.recipe.settle))
         return torch.where(inputs.real[:, None], q, 0.0)
@@ -198,6 +218,11 @@ def mixed(images: Tensor, share: float, generator: torch.Generator) -> tuple[Ten
     own = torch.where(draws[1] < share, draws[2], 1.0)[:, None]
     weight = own.reshape(M, *[1] * (images.dim() - 1)).to(images.dtype)  # images, or rows of a table
     return weight * images + (1 - weight) * images[partner], partner, own
+
+
+def faded(fade: float, progress: Tensor) -> Tensor:
+    """How much () of what labels add is gone: from 0 to 1 over the last share `fade` of all steps."""
+    return ((progress - 1 + fade) / fade).clamp(0, 1) if fade else torch.zeros_like(progress)
 
 
 def strode(q: Tensor, logits: Tensor, stride: Tensor) -> Tensor:

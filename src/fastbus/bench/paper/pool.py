@@ -7,8 +7,9 @@ checkpoint. A process that dies takes its run with it and no other.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -129,6 +130,7 @@ def _end(worker: _Worker) -> None:
 def _serve(connection: Connection) -> None:
     """What a process does: one run after the other, until nobody asks for more."""
     record: Record | None
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
     try:
         while True:
             what, place = connection.recv()
@@ -141,3 +143,11 @@ def _serve(connection: Connection) -> None:
             connection.send((record, reason))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         os._exit(0)  # nobody listens any more
+
+
+def _leave_with_parent() -> None:
+    """A parent that is killed ends nothing itself, and its runs would go on for nobody."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # checkpoints are whole files or none: the run goes on from the last one
