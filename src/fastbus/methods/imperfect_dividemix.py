@@ -127,7 +127,7 @@ class DivideMix(StepObjective):
 
     def judged(self, run: ImageRun, x: Tensor, logits: Tensor, average: bool) -> Tensor:
         """The mean of both networks."""
-        return (logits + (self.second.averaged(x) if average else self._second_at(x))) / 2
+        return (logits + (self.second.averaged(x, run.training) if average else self._second_at(x))) / 2
 
     def _second_logits(self, run: ImageRun) -> Tensor:
         parts = run.training.images.split(PREDICTED_AT_ONCE)

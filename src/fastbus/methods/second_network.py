@@ -12,7 +12,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fastbus.training.graphed import AVERAGED_SHARE
+from fastbus.training.batch_statistics import count_statistics
+from fastbus.training.graphed import AVERAGED_SHARE, GraphedTraining
 from fastbus.training.recipes import Recipe
 
 
@@ -42,6 +43,7 @@ class SecondNetwork:
         self.average = copy.deepcopy(self.network).eval().requires_grad_(False)
         self.parameters = [p for p in self.network.parameters() if p.requires_grad]
         self.velocity = [torch.zeros_like(p) for p in self.parameters]
+        self.counted = -1  # steps after which the average's statistics were counted
 
     def __call__(self, images: Tensor) -> Tensor:
         """Logits float32, computed as the trainer computes those of its own network."""
@@ -51,8 +53,14 @@ class SecondNetwork:
         return out.float()
 
     @torch.no_grad()
-    def averaged(self, images: Tensor) -> Tensor:
-        """Logits float32 of the average."""
+    def averaged(self, images: Tensor, training: GraphedTraining) -> Tensor:
+        """Logits float32 of the average, normalised by statistics of its own weights on plain images."""
+        if self.counted != (taken := int(training.count)):
+            count_statistics(self.average, self._at, training.plain_batches())
+            self.counted = taken
+        return self._at(images)
+
+    def _at(self, images: Tensor) -> Tensor:
         gpu = self.device.type == "cuda"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=gpu, cache_enabled=False):
             out: Tensor = self.average(images.to(memory_format=torch.channels_last))
@@ -73,8 +81,6 @@ class SecondNetwork:
             averaged = list(self.average.parameters())
             torch._foreach_mul_(averaged, keep)
             torch._foreach_add_(averaged, torch._foreach_mul(self.parameters, 1 - keep))
-            for mine, theirs in zip(self.average.buffers(), self.network.buffers(), strict=True):
-                mine.copy_(theirs)
 
     def state(self) -> dict[str, Tensor]:
         """Everything its next step depends on."""

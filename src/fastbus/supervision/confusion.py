@@ -82,10 +82,12 @@ def _shrunk(counts: Tensor, mean: Tensor) -> Tensor:
     return (counts + best * mean) / (total + best)[:, None]
 
 
-def class_shares(labels: Tensor, confusion: Tensor, iterations: int = 1000) -> Tensor:
-    """Shares (C,) of the true classes that make labels (N,), -1 for none, with a confusion matrix (C, C) most probable.
+def class_shares(labels: Tensor, confusion: Tensor, iterations: int = 30) -> Tensor:
+    """Shares (C,) of the true classes that make labels (N,), -1 for none, with a confusion matrix (C, C) probable.
 
-    By EM from even shares: where the matrix hardly tells classes apart it stays near them.
+    By few steps of EM from even shares: where labels say much they are enough, and where they say little it stays near
+    even ones. Images of CIFAR-10 with 70 % wrong labels and an estimated matrix: shares from .08 to .11 after 20 steps,
+    in the limit from .01 to .13, although all classes have .10.
     """
     counts = torch.bincount(labels[labels >= 0].cpu().long(), minlength=len(confusion)).double()
     likelihood = confusion.cpu().double()

@@ -18,12 +18,14 @@ from torch import Tensor, nn
 
 from fastbus.errors import InputError
 from fastbus.inference.fixed import Step
+from fastbus.training.batch_statistics import by_batch, count_statistics
 from fastbus.training.packing import Packed
 from fastbus.training.recipes import Recipe
 from fastbus.training.step_objective import StepInputs, StepObjective
 from fastbus.training.views import Views
 
 AVERAGED_SHARE = 1 / 20  # of all steps that the average may look back on, so that it ends where training ends
+COUNTED, COUNTED_AT_ONCE = 10_000, 250  # images whose statistics normalise the averaged network
 EAGER_STEPS = 3  # taken as they are, so that libraries choose their algorithms before the step is captured
 
 
@@ -37,13 +39,6 @@ def _trying_algorithms(on: bool) -> Iterator[None]:
         yield
     finally:
         cudnn.benchmark = before
-
-
-def _by_type(mine: list[Tensor], theirs: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Pairs of tensors, those of one type together: the device copies a list of them at once."""
-    types = list(dict.fromkeys(x.dtype for x in mine))
-    pairs = [[(a, b) for a, b in zip(mine, theirs, strict=True) if a.dtype == dtype] for dtype in types]
-    return [([a for a, _ in some], [b for _, b in some]) for some in pairs]
 
 
 class GraphedTraining:
@@ -68,14 +63,13 @@ class GraphedTraining:
         network = network.to(self.device).train()
         self.network: nn.Module = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.forward: Callable[[Tensor], Tensor] = torch.compile(self.network) if compiled else self.network
-        self.average = copy.deepcopy(self.network).eval().requires_grad_(False)
+        self.average: nn.Module = copy.deepcopy(self.network).eval().requires_grad_(False)
         self.images, self.objective, self.views = images, objective, views
         self.recipe, self.steps = recipe, steps
         self.parameters = [p for p in self.network.parameters() if p.requires_grad]
         # what is frozen stays as it is, in the average too
         trained = [p.requires_grad for p in self.network.parameters()]
         self.averaged = [p for p, learns in zip(self.average.parameters(), trained, strict=True) if learns]
-        self.buffers = _by_type(list(self.average.buffers()), list(self.network.buffers()))
         self.own = list(objective.learned.values())
         self.own_rates = [objective.rates.get(name, 1.0) for name in objective.learned]
         self.velocity = [torch.zeros_like(p) for p in self.parameters]
@@ -86,6 +80,7 @@ class GraphedTraining:
         self.tables: tuple[Tensor, ...] | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.eager = 0  # steps taken without a graph
+        self.counted = -1  # steps after which the averaged network's statistics were counted
 
     def load(self, epoch: Packed) -> int:
         """Put an epoch's batches onto the device; returns the number of its steps."""
@@ -135,9 +130,9 @@ class GraphedTraining:
             self.views.weak(x, self.generator),
             self.views.strong(x, self.generator),
             partial(self._apply, self.forward),
-            torch.no_grad()(partial(self._apply, self.average)),
+            partial(self._teach, self.average),
             partial(self._apply, getattr(self.network, "features", self.network)),
-            torch.no_grad()(partial(self._apply, getattr(self.average, "features", self.average))),
+            partial(self._teach, getattr(self.average, "features", self.average)),
             partial(self._apply, getattr(self.network, "classify", nn.Identity())),
             self.generator,
             self.count / self.steps,
@@ -153,7 +148,33 @@ class GraphedTraining:
 
     def logits(self, x: Tensor, average: bool) -> Tensor:
         """Logits float32 of the averaged network, or of the one in training."""
-        return self._apply(self.average if average else self.network, x)
+        return self._apply(self.final() if average else self.network, x)
+
+    @torch.no_grad()
+    def final(self) -> nn.Module:
+        """The averaged network, normalised by statistics of its own weights on plain images."""
+        taken = int(self.count)
+        if self.counted != taken:
+            for mine, latest in zip(self.average.buffers(), self.network.buffers(), strict=True):
+                mine.copy_(latest)
+            count_statistics(self.average, partial(self._apply, self.average), self.plain_batches())
+            self.counted = taken
+        return self.average
+
+    def plain_batches(self) -> Iterator[Tensor]:
+        """Plain views of images from the whole set, in batches of one size."""
+        number = len(self.images)
+        size = min(number, COUNTED_AT_ONCE)
+        batches = min(number, COUNTED) // size
+        rows = torch.arange(batches * size, device=self.device) * number // (batches * size)
+        for some in rows.reshape(size, batches).T:  # far apart: neighbours may be of one bag
+            yield self.views.plain(self.images[some])
+
+    @torch.no_grad()
+    def _teach(self, network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """By the averaged weights, normalised by the batch."""
+        with by_batch(self.average):
+            return self._apply(network, x)
 
     def _apply(self, network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if x.dim() == 4:
@@ -182,8 +203,6 @@ class GraphedTraining:
         keep = torch.clamp((1 + self.count) / (10 + self.count), max=limit).float()
         torch._foreach_mul_(self.averaged, keep)
         torch._foreach_add_(self.averaged, torch._foreach_mul(self.parameters, 1 - keep))
-        for averages, latest in self.buffers:
-            torch._foreach_copy_(averages, latest)
 
     # -- restart --------------------------------------------------------------------------------
 
@@ -209,3 +228,4 @@ class GraphedTraining:
             if name != "generator":
                 x.copy_(tensors[name])
         self.generator.set_state(tensors["generator"].cpu())
+        self.counted = -1

@@ -61,7 +61,8 @@ def train_images(
             lines = "".join(json.dumps(row) + "\n" for row in history)
             write_atomically(lines.encode(), place / METRICS)
             saved = time.monotonic()
-    final = copy.deepcopy(run.training.average).cpu().to(memory_format=torch.contiguous_format)
+    final = copy.deepcopy(run.training.final()).cpu()
+    final = final.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return TrainResult(final.eval(), history, run.epoch, False)
 
 

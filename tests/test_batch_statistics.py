@@ -1,0 +1,54 @@
+"""Statistics of normalisation for averaged weights: counted by hand, and independent of the network in training."""
+
+import pytest
+import torch
+from torch import nn
+
+import fastbus
+from fastbus.training.batch_statistics import by_batch, count_statistics, normalising
+from fastbus.training.image_run import ImageRun
+from fastbus.training.recipes import Recipe
+
+
+def test_counted_statistics_are_the_means_over_batches() -> None:
+    layer = nn.BatchNorm1d(3, momentum=0.3).eval()
+    layer.running_mean.fill_(9.0)
+    network = nn.Sequential(layer, nn.Dropout(0.5)).eval()
+    batches = torch.randn(4, 16, 3, generator=torch.Generator().manual_seed(0)) * 2 + 1
+    count_statistics(network, network, batches)
+    assert torch.allclose(layer.running_mean, batches.mean((0, 1)), atol=1e-6)
+    assert torch.allclose(layer.running_var, batches.var(1).mean(0), atol=1e-5)
+    assert layer.momentum == 0.3 and not layer.training
+
+
+def test_only_normalisation_goes_by_the_batch() -> None:
+    frozen = nn.BatchNorm1d(3, track_running_stats=False)
+    network = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5), frozen).eval()
+    assert normalising(network) == [network[0]]
+    with by_batch(network):
+        assert [layer.training for layer in network] == [True, False, False]
+    assert not any(layer.training for layer in network)
+    with pytest.raises(ValueError), by_batch(network):
+        raise ValueError
+    assert not network[0].training
+
+
+@pytest.mark.parametrize("teacher", [False, True])
+def test_the_averaged_network_is_normalised_by_its_own_statistics(teacher: bool) -> None:
+    """Whatever the network in training has gathered, predictions are those of the batch statistics of plain images."""
+    images = torch.randint(0, 256, (40, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(40) % 4
+    recipe = Recipe(backbone="wrn_28_2", epochs=2, rows=20, teacher=teacher, warmup=1)
+    run = ImageRun(
+        fastbus.NoisyLabel(rate=0.3), images, torch.ones(40, dtype=torch.long), labels, num_classes=4, recipe=recipe
+    )
+    run.run_epoch()
+    for buffer in run.training.network.buffers():
+        if buffer.is_floating_point():
+            buffer.mul_(3.0).add_(1.0)
+    found = run.logits(images)
+    with torch.no_grad(), by_batch(run.training.average):
+        expected = run.training.average(run.views.plain(images))  # all images are one batch here
+    assert torch.allclose(found, expected, atol=0.05)
+    run.run_epoch()
+    assert not torch.allclose(run.logits(images), found), "statistics are counted anew after further steps"
