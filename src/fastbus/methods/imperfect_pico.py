@@ -145,7 +145,7 @@ register(
         title="PiCO",
         settings=SETTINGS,
         reference="Wang et al., PiCO: contrastive label disambiguation for partial label learning, ICLR 2022",
-        differs="Keys come from the trainer's averaged network with its running batch statistics, without shuffled "
+        differs="Keys come from the trainer's averaged network, without shuffled "
         "batches; the projection learns without momentum or weight decay, at the rate that makes up for it. The strong "
         "view is classified, too: the authors' weak view, with cropping to a fifth and colour changes, is nearly as "
         "strong. Prototypes are trusted after one pass (start=), as with the authors, but of fewer than their 800; "

@@ -189,8 +189,8 @@ register(
         title="Mean Teacher",
         settings=SETTINGS,
         reference="Tarvainen and Valpola, Mean teachers are better role models, NeurIPS 2017",
-        differs="The teacher is the trainer's averaged network in evaluation mode and sees the weak view, the student "
-        "the strong one; the weight of 50 grows linearly over 40 % of the steps.",
+        differs="The teacher is the trainer's averaged network, normalised by the batch, and sees the weak view, the "
+        "student the strong one; the weight of 50 grows linearly over 40 % of the steps.",
         make=_mean_teacher,
     )
 )
