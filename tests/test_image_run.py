@@ -226,6 +226,7 @@ def test_predictions_are_aligned_with_the_shares_that_labels_tell() -> None:
     shares = class_shares(torch.cat([labels, torch.full((7,), -1)]), confusion)
     assert torch.allclose(shares, truth, atol=0.01)
     assert torch.allclose(class_shares(labels, confusion, 1000), truth, atol=1e-4)
+    assert torch.allclose(class_shares(torch.full((7,), -1), confusion), torch.full_like(truth, 1 / 3))
 
     given = torch.tensor([0, 1, 2, 0])
     rows, one, real = torch.arange(4), torch.ones(4, dtype=torch.long), torch.tensor([True, True, True, False])

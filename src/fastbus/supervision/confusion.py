@@ -92,7 +92,7 @@ def class_shares(labels: Tensor, confusion: Tensor, iterations: int = 30) -> Ten
     counts = torch.bincount(labels[labels >= 0].cpu().long(), minlength=len(confusion)).double()
     likelihood = confusion.cpu().double()
     shares = torch.full_like(counts, 1 / len(counts))
-    for _ in range(iterations):
+    for _ in range(iterations if bool(counts.any()) else 0):
         joint = shares[:, None] * likelihood
         shares = (joint / joint.sum(0).clamp(min=torch.finfo(joint.dtype).tiny)) @ counts / counts.sum()
     return shares

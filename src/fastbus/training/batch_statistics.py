@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def normalising(network: nn.Module) -> list[_BatchNorm]:
-    """The layers that normalise by statistics they gather; frozen ones keep theirs."""
+    """The layers that gather statistics to normalise by; those without any go by the batch anyway."""
     layers = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)]
     return [layer for layer in layers if layer.track_running_stats]
 

@@ -48,7 +48,8 @@ class Recipe:
         teacher: by its own predictions a network settles on a single class. It is for long runs, which learn wrong
         labels by heart: 25,000 small images of five classes of CIFAR-10, 55 % wrong labels, 16 passes, 74.4 % with and
         77.6 % without.
-    fade: share of the steps, the last, in which what a label adds to the predictions shrinks to nothing.
+    fade: share of the steps, the last, in which what a label adds to the predictions shrinks to nothing. In no recipe:
+        3,000 small images, 40 % wrong labels, a likelihood of held-out ones of -1.376 with .5, of -1.370 without.
     align: decay of the running class shares that predictions are brought from to those that labels tell, 0 for none;
         noisy labels and a few gold ones tell them.
     coupling: "independent" reads the labels of a bag class by class, as the paper does, instead of exactly.
