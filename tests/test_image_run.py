@@ -18,7 +18,16 @@ from fastbus.training.image_noise import with_known_confusions
 from fastbus.training.image_run import ImageRun
 from fastbus.training.packing import pack_rows
 from fastbus.training.recipes import RECIPES, Recipe, recipe_for
-from fastbus.training.step_objective import PosteriorRisk, StepInputs, faded, mixed, own_first, sharpened, strode
+from fastbus.training.step_objective import (
+    PosteriorRisk,
+    StepInputs,
+    SureLabels,
+    faded,
+    mixed,
+    own_first,
+    sharpened,
+    strode,
+)
 
 CPU = torch.device("cpu")
 QUICK = Recipe(backbone="small_cnn", epochs=6, rows=64, labelled_rows=16, learning_rate=0.1, warmup=5, align=0.9)
@@ -216,6 +225,45 @@ def test_targets_settle_after_the_first_quarter(progress: float, power: int) -> 
     q = q / q.sum(1, keepdim=True)
     expected = -(q * (torch.log_softmax(weak, 1) + torch.log_softmax(strong, 1))).sum() / 12
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_labels_count_the_more_the_surer_they_are() -> None:
+    probs = torch.tensor([[0.9, 0.1], [0.3, 0.7], [0.5, 0.5], [1.0, 0.0]], dtype=torch.float64)
+    real = torch.tensor([True, True, True, False])
+    sure = SureLabels(0.9, CPU)
+    label, weight = sure(probs, real)
+    assert label.tolist()[:2] == [0, 1]
+    spread = (0.2**2 + 0.2**2) / 3  # around a mean of .7; the second half of the deviation makes 4 / 2
+    expected = [0.9, 0.7, 0.5 * np.exp(-2 * 0.2**2 / spread), 0.0]
+    assert weight.tolist() == pytest.approx(expected, rel=1e-5)
+    _, later = sure(torch.tensor([[0.6, 0.4]] * 4, dtype=torch.float64), real)
+    usual, spread = (0.09 * 0.7 + 0.1 * 0.6) / 0.19, 0.09 * spread / 0.19
+    assert later.tolist()[:3] == pytest.approx([0.6 * np.exp(-2 * (usual - 0.6) ** 2 / spread)] * 3, rel=1e-4)
+
+
+@pytest.mark.parametrize("teacher", [False, True])
+def test_decided_targets_are_the_likeliest_classes_and_weak_views_follow_the_likelihood(teacher: bool) -> None:
+    """The weak view's part has the gradient of -log P(label), whoever teaches the strong one."""
+    generator = torch.Generator().manual_seed(0)
+    weak, strong, taught = torch.randn(3, 6, 3, generator=generator, dtype=torch.float64)
+    labels, one, rows = torch.arange(6) % 3, torch.ones(6, dtype=torch.long), torch.arange(6)
+    posterior = fixed_posterior(fastbus.NoisyLabel(rate=0.5), labels, one, 3, CPU)
+    objective = PosteriorRisk(posterior, Recipe(teacher=teacher, decided=True))
+    step, real = Step(rows, rows, rows, one), torch.ones(6, dtype=torch.bool)
+    weak.requires_grad_()
+    strong.requires_grad_()
+    inputs = StepInputs(
+        step, real, weak, strong, lambda x: x, lambda x: taught, *[lambda x: x] * 3, generator, torch.tensor(0.5)
+    )
+    slopes = torch.autograd.grad(objective(inputs), [weak, strong])
+    evidence = 0.25 + 0.25 * torch.eye(3, dtype=torch.float64)[labels]
+    likelihood = -torch.log((weak.softmax(1) * evidence).sum(1)).mean()
+    assert torch.allclose(slopes[0], torch.autograd.grad(likelihood, weak)[0], atol=1e-7)
+    q = (taught if teacher else weak.detach()).softmax(1) * evidence
+    label, weight = SureLabels(0.99, CPU)((q / q.sum(1, keepdim=True)).float(), real)
+    expected = (weight * torch.nn.functional.cross_entropy(strong, label, reduction="none")).mean()
+    assert torch.allclose(slopes[1], torch.autograd.grad(expected, strong)[0], atol=1e-6)
+    assert set(objective.state()) == {"sure", "sure.weight"}
 
 
 def test_predictions_are_aligned_with_the_shares_that_labels_tell() -> None:

@@ -183,7 +183,7 @@ def default_objective(run: ImageRun) -> StepObjective:
         labelled = torch.from_numpy(run.labelled).to(run.device)
         return AlignedConsistency(run.weak.to(run.device), labelled, run.num_classes, run.recipe)
     posterior = fixed_posterior(run.supervision, run.weak, run.sizes, run.num_classes, run.device, run.recipe.coupling)
-    return PosteriorRisk(posterior, run.recipe, _known_shares(run))
+    return PosteriorRisk(posterior, run.recipe, _known_shares(run), run.device)
 
 
 def _known_shares(run: ImageRun) -> Tensor | None:
