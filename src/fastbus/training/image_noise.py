@@ -7,11 +7,12 @@ foretell its error.
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastbus.errors import InputError
 from fastbus.supervision.base import Supervision
@@ -48,8 +49,12 @@ def with_known_confusions(
     device: str,
     flip: bool = True,
     views: Views | None = None,
+    network: nn.Module | None = None,
 ) -> Supervision:
-    """The supervision with its unknown confusion matrices estimated; itself where they are known."""
+    """The supervision with its unknown confusion matrices estimated; itself where they are known.
+
+    network: the one to begin with, which stays as it is; None for that of the recipe.
+    """
     crowd = isinstance(supervision, CrowdLabel)
     if not (crowd or isinstance(supervision, NoisyLabel)) or not needs_estimate(supervision):
         return supervision
@@ -73,6 +78,7 @@ def with_known_confusions(
         device=device,
         flip=flip,
         views=views,
+        network=copy.deepcopy(network),
     )
     while not run.done:
         run.run_epoch()

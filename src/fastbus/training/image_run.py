@@ -73,8 +73,7 @@ class ImageRun:
         self.labelled = _labelled(supervision, weak)
         shape = tuple(images.shape[1:])
         if views is None:
-            mean, std = _statistics(images)
-            views = image_views(shape, flip=flip, mean=mean, std=std)
+            views = views_of(images, flip)
         self.views = views
         if network is None:
             network = recipe.network(shape, num_classes, seed)
@@ -174,6 +173,12 @@ class ImageRun:
             return pack_rows((np.arange(len(self.sizes)),), (rows,), rng)
         sizes = self.sizes.numpy()
         return pack_bags(sizes, max(rows, int(sizes.max())), max(1, round(rows / float(sizes.min()))), rng)
+
+
+def views_of(images: Tensor, flip: bool = True) -> Views:
+    """The views of images (N, C, H, W) bytes, normalised by their own means and deviations."""
+    mean, std = _statistics(images)
+    return image_views(tuple(images.shape[1:]), flip=flip, mean=mean, std=std)
 
 
 def default_objective(run: ImageRun) -> StepObjective:

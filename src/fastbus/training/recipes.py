@@ -24,6 +24,8 @@ class Recipe:
     """How a network is trained on images.
 
     epochs: passes over all bags, or over the unlabelled images where some are labelled.
+    pretrain: passes before all others, in which the network learns without labels which two views are of one image
+        (fastbus.training.pretrain).
     rows: images of a step; whole bags are packed into them. labelled_rows: of them, drawn from labelled images
         where the others have no label of their own.
     learning_rate, momentum, weight_decay: of SGD with Nesterov's momentum, after `warmup` steps (a tenth of all at
@@ -62,6 +64,7 @@ class Recipe:
 
     backbone: str = "wrn_28_2"
     epochs: int = 100
+    pretrain: int = 0
     rows: int = 128
     labelled_rows: int = 64
     learning_rate: float = 0.03
@@ -88,7 +91,7 @@ class Recipe:
     def __post_init__(self) -> None:
         choice(self.schedule, ("cosine", "constant"), "schedule", InputError)
         choice(self.coupling, ("auto", "independent"), "coupling", InputError)
-        whole = {"epochs": 1, "rows": 1, "labelled_rows": 0, "warmup": 0}
+        whole = {"epochs": 1, "pretrain": 0, "rows": 1, "labelled_rows": 0, "warmup": 0}
         for name, low in whole.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:

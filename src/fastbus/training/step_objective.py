@@ -76,7 +76,7 @@ class StepObjective:
 class RunningMean:
     """A mean over recent steps, kept in place; the first steps weigh as much as later ones, whatever `keep` is."""
 
-    def __init__(self, size: int, keep: float, device: torch.device) -> None:
+    def __init__(self, size: int, keep: float, device: torch.device | str) -> None:
         self.keep = keep
         self.total, self.weight = torch.zeros(size, device=device), torch.zeros((), device=device)
 
@@ -98,7 +98,7 @@ class SureLabels:
     10 to 91 % in six draws, with it 92 to 98 % in five of them.
     """
 
-    def __init__(self, keep: float, device: torch.device) -> None:
+    def __init__(self, keep: float, device: torch.device | str) -> None:
         self.recent = RunningMean(2, keep, device)  # mean and variance of the confidence
 
     def __call__(self, probs: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,7 +128,7 @@ class PosteriorRisk(StepObjective):
         posterior: FixedPosterior,
         recipe: Recipe,
         shares: Tensor | None = None,
-        device: torch.device = torch.device("cpu"),
+        device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
         self.posterior, self.recipe = posterior, recipe

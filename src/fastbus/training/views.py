@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -45,23 +45,26 @@ class Strength:
     """How far the strong view of images goes; each image draws uniformly up to these limits.
 
     rotation in degrees, translation as a share of the side, shear as a slope, scale as a share
-    (0.2: from 1/1.2 to 1.2 times); brightness, contrast and saturation as shares (0.4: 0.6 to 1.4
-    times); posterize and solarize are the shares of images they happen to. Zero leaves a part out.
+    (0.2: from 1/1.2 to 1.2 times), zoom likewise but closer only (0.2: from 1 to 1.2 times); brightness,
+    contrast and saturation as shares (0.4: 0.6 to 1.4 times); posterize, solarize and grey (no colour
+    left) are the shares of images they happen to. Zero leaves a part out.
     """
 
     rotation: float = 20.0
     translation: float = 0.125
     shear: float = 0.2
     scale: float = 0.2
+    zoom: float = 0.0
     brightness: float = 0.4
     contrast: float = 0.4
     saturation: float = 0.4
     posterize: float = 0.0
     solarize: float = 0.0
+    grey: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            limit = {"rotation": 180.0, "scale": math.inf, "shear": math.inf}.get(name, 1.0)
+            limit = {"rotation": 180.0, **dict.fromkeys(("scale", "zoom", "shear"), math.inf)}.get(name, 1.0)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= limit:
                 raise InputError(
                     f"Strength: {name}={value!r}; expected a number in [0, {limit:g}]. "
@@ -139,18 +142,17 @@ class _StrongImages(_WeakImages):
         angle, shear, scale, down, right, bright, contrast, saturation = (2 * u - 1 for u in draws[3:11])
         shift, flip = self._placing(*draws[:3])
         moved = torch.stack((down * (limit.translation * height), right * (limit.translation * width)), dim=1)
-        matrix = augment.affine_matrix(
-            angle * math.radians(limit.rotation), shear * limit.shear, (1 + limit.scale) ** scale
-        )
+        size = (1 + limit.scale) ** scale * (1 + limit.zoom) ** ((1 + scale) / 2)
+        matrix = augment.affine_matrix(angle * math.radians(limit.rotation), shear * limit.shear, size)
         out = augment.warp(x.to(torch.float32), matrix, shift + moved, flip, self.edge)
         if x.dtype == torch.uint8:
             out.mul_(1 / 255)
         if self.input_shape[0] == 3:
-            if limit.brightness or limit.contrast or limit.saturation:
+            if limit.brightness or limit.contrast or limit.saturation or limit.grey:
                 factors = (
                     1 + bright * limit.brightness,
                     1 + contrast * limit.contrast,
-                    1 + saturation * limit.saturation,
+                    self._saturation(1 + saturation * limit.saturation, x, generator),
                 )
                 augment.colour_(out, *factors)
             if limit.posterize:
@@ -162,6 +164,13 @@ class _StrongImages(_WeakImages):
             centre = torch.stack((draws[15] * height, draws[16] * width), dim=1).long()
             augment.cutout_(out, centre, self.cutout)
         return out
+
+    def _saturation(self, factor: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Factors (N,), of which some are 0; a call of its own, so that views without are drawn as ever."""
+        if not self.strength.grey:
+            return factor
+        (draw,) = self._numbers(x, 1, generator)
+        return torch.where(draw < self.strength.grey, 0.0, factor)
 
 
 @dataclass(frozen=True)
@@ -242,6 +251,17 @@ def image_views(
     weak = _WeakImages(input_shape, normalise, pad, bool(flip), edge)
     strong = _StrongImages(input_shape, normalise, pad, bool(flip), edge, strength or Strength(), cutout)
     return Views(weak, strong, _View(input_shape, normalise))
+
+
+# What makes a view of the same image hard to tell by anything but what it shows: size, place and colours differ.
+CONTRASTING = Strength(rotation=0, translation=0.15, shear=0, scale=0, zoom=1.0, saturation=0.8, grey=0.2)
+
+
+def contrasting(views: Views) -> View:
+    """The view by which images are told apart without labels; of tables and views of the caller, the strong one."""
+    if isinstance(views.strong, _StrongImages):
+        return replace(views.strong, strength=CONTRASTING, cutout=0)
+    return views.strong
 
 
 def table_views(

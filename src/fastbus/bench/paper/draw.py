@@ -107,18 +107,19 @@ def gold_task(task: Task) -> Task:
 
 def ceiling_cell(cell: Cell, cells: Sequence[Cell]) -> Cell:
     """The first cell of the setting with the same training images: where all of a set train, one ceiling serves all."""
-    if not _takes_all(cell):
+    if not takes_all(cell):
         return cell
     official = SETS[cell.data].official
     same = (
         other
         for other in cells
-        if other.setting == cell.setting and SETS[other.data].official == official and _takes_all(other)
+        if other.setting == cell.setting and SETS[other.data].official == official and takes_all(other)
     )
     return next(same, cell)
 
 
-def _takes_all(cell: Cell) -> bool:
+def takes_all(cell: Cell) -> bool:
+    """Whether every image of the set trains."""
     return cell.setting in WHOLE and cell.draw.get("images", math.inf) >= SETS[cell.data].num_train
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from fastbus.bench.paper.draw import supervision_of
 from fastbus.bench.paper.methods import SUPERVISED
 from fastbus.bench.paper.plan import MIRRORED, Job
+from fastbus.models.backbone import Backbone
 from fastbus.supervision.base import Supervision
 from fastbus.supervision.imperfect import NoisyLabel
 from fastbus.training.checkpoint import read_checkpoint, write_checkpoint
@@ -43,17 +44,17 @@ def _write_first(state: dict[str, Any], path: Path) -> None:
 
 
 def known_noise(
-    job: Job, rule: Supervision, images: Tensor, weak: Tensor, num_classes: int, folder: Path, device: str
+    job: Job, rule: Supervision, images: Tensor, weak: Tensor, network: Backbone, folder: Path, device: str
 ) -> tuple[Supervision, dict[str, Any], float]:
     """The rule to train with, what was estimated, and the seconds that took; any other rule as it is."""
     if not needs_estimate(rule):
         return rule, {}, 0.0
-    path = noise_path(job, folder)
+    path, num_classes = noise_path(job, folder), network.num_outputs
     if not path.is_file():
         start = time.perf_counter()
         found = with_known_confusions(
             rule, images, weak, num_classes=num_classes, recipe=job.recipe, seed=job.seed, device=device,
-            flip=job.cell.data in MIRRORED,
+            flip=job.cell.data in MIRRORED, network=network,
         )  # fmt: skip
         assert isinstance(found, NoisyLabel) and isinstance(found.transition, Tensor)
         seconds = time.perf_counter() - start

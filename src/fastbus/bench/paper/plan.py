@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastbus.bench.paper.draw import SCORED, ceiling_cell, expected_size, supervision_of
+from fastbus.bench.paper.draw import SCORED, ceiling_cell, expected_size, supervision_of, takes_all
 from fastbus.bench.paper.grid import Cell, read_grid
 from fastbus.bench.paper.methods import SUPERVISED, applies, facts_for
 from fastbus.bench.paper.sets import SETS
@@ -16,6 +16,7 @@ from fastbus.bench.results import Record
 from fastbus.errors import InputError
 from fastbus.supervision.pairwise import SimilarityConfidence
 from fastbus.training.image_noise import early_recipe
+from fastbus.training.pretrain import RATE, ROWS, TEMPERATURE, WEIGHT_DECAY
 from fastbus.training.recipes import Recipe, recipe_for
 
 TINY: dict[str, Any] = {
@@ -44,6 +45,26 @@ class Scorer:
     @property
     def title(self) -> str:
         return f"scorer of {self.data}"
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """A network that gets to know the images of runs without their labels; where all of a set train, they share it."""
+
+    cell: Cell
+    recipe: Recipe  # of the runs
+    seed: int
+
+    @property
+    def fingerprint(self) -> str:
+        network = {"backbone": self.recipe.backbone, "slope": self.recipe.slope}
+        how = {"passes": self.recipe.pretrain, "rows": ROWS, "rate": RATE, "decay": WEIGHT_DECAY, "heat": TEMPERATURE}
+        images = SETS[self.cell.data].official if takes_all(self.cell) else [*self.cell.key, dict(self.cell.draw)]
+        return _digest({"pretraining": images, **network, **how, "seed": self.seed})
+
+    @property
+    def title(self) -> str:
+        return f"images of {self.cell.title} without labels, {self.recipe.backbone}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
@@ -89,6 +110,15 @@ class Job:
         )
 
     @property
+    def pretraining(self) -> Pretraining | None:
+        return Pretraining(self.cell, self.recipe, self.seed) if self.recipe.pretrain else None
+
+    @property
+    def groundwork(self) -> list[Groundwork]:
+        """What must be there before it begins."""
+        return [work for work in (self.scorer, self.pretraining) if work is not None]
+
+    @property
     def key(self) -> tuple[str, int]:
         return self.fingerprint, self.seed
 
@@ -96,6 +126,9 @@ class Job:
     def title(self) -> str:
         variant = f" [{self.variant}]" if self.variant else ""
         return f"{self.cell.title}, {self.method}{variant}, seed {self.seed}"
+
+
+Groundwork = Scorer | Pretraining
 
 
 def plan_jobs(
@@ -124,7 +157,8 @@ def plan_jobs(
                 cell = ceiling_cell(given, read_grid()) if shares else given
                 recipe = _recipe(cell, method).replace(**common).replace(**changes)
                 if budget is not None:
-                    recipe = recipe.replace(epochs=max(1, round(budget / views_of_an_epoch(cell, recipe, method))))
+                    epochs = max(1, round(budget / views_of_an_epoch(cell, recipe, method)))
+                    recipe = recipe.replace(epochs=epochs, pretrain=0)  # a budget is for what methods differ in
                 scorer = _scorer(cell, tiny) if cell.setting in SCORED else None
                 job = Job(cell, method, seed, recipe, held_out, variant, scorer, budget)
                 jobs.setdefault(job.key, job)

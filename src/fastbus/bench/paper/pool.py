@@ -14,9 +14,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastbus.bench.paper.plan import Job, Scorer
-from fastbus.bench.paper.run import Place, awaited_noise, forget, margin, work
-from fastbus.bench.paper.scorer import scorer_path
+from fastbus.bench.paper.plan import Groundwork, Job, Scorer
+from fastbus.bench.paper.run import Place, awaited_noise, forget, is_done, margin, work
 from fastbus.bench.results import Record
 from fastbus.errors import FastbusError
 
@@ -38,13 +37,13 @@ class _Worker(NamedTuple):
 
 
 def run_jobs(jobs: Sequence[Job], place: Place, workers: int, keep: Keep, say: Callable[[str], None]) -> Tally:
-    """Run all jobs, scorers before the jobs that need them; `keep` is given each record as it comes."""
-    scorers = {job.scorer.fingerprint: job.scorer for job in jobs if job.scorer is not None}
-    lacking = {key: s for key, s in scorers.items() if not scorer_path(place.checkpoints, s).is_file()}
-    todo: list[Job | Scorer] = [*lacking.values(), *jobs]
-    running: dict[Connection, tuple[_Worker, Job | Scorer]] = {}
+    """Run all jobs, groundwork before the jobs that need it; `keep` is given each record as it comes."""
+    every = {work.fingerprint: work for job in jobs for work in job.groundwork}
+    lacking = {key: work for key, work in every.items() if not is_done(work, place.checkpoints)}
+    todo: list[Job | Groundwork] = [*lacking.values(), *jobs]
+    running: dict[Connection, tuple[_Worker, Job | Groundwork]] = {}
     idle: list[_Worker] = []
-    stopped: list[Job | Scorer] = []
+    stopped: list[Job | Groundwork] = []
     failed: list[str] = []
     finished = 0
     while todo or running:
@@ -74,14 +73,16 @@ def run_jobs(jobs: Sequence[Job], place: Place, workers: int, keep: Keep, say: C
             elif record is None:
                 stopped.append(what)
             else:
-                if isinstance(what, Scorer):
-                    del lacking[what.fingerprint]
-                    if "accuracy on the other images" in record:  # else another process was quicker
-                        say(f"{what.title}: {record['accuracy on the other images']:.1f} % accurate")
-                else:
+                if isinstance(what, Job):
                     keep(what, record)
                     finished += 1
                     say(f"{what.title}: {record['accuracy']:.2f} % in {record['seconds']:.0f} s")
+                else:
+                    del lacking[what.fingerprint]
+                    if isinstance(what, Scorer) and "accuracy on the other images" in record:  # else it was there
+                        say(f"{what.title}: {record['accuracy on the other images']:.1f} % accurate")
+                    elif "views" in record:
+                        say(f"{what.title}: {record['views']} views in {record['seconds']:.0f} s")
                 forget(what, place.checkpoints)
     for worker in idle:
         _end(worker)
@@ -89,11 +90,11 @@ def run_jobs(jobs: Sequence[Job], place: Place, workers: int, keep: Keep, say: C
 
 
 def _next(
-    todo: Sequence[Job | Scorer], lacking: dict[str, Scorer], busy: set[Path], place: Place
-) -> Job | Scorer | None:
+    todo: Sequence[Job | Groundwork], lacking: dict[str, Groundwork], busy: set[Path], place: Place
+) -> Job | Groundwork | None:
     """The first that has what it needs. busy: confusion matrices that a run is estimating."""
     for what in todo:
-        ready = isinstance(what, Scorer) or what.scorer is None or what.scorer.fingerprint not in lacking
+        ready = not isinstance(what, Job) or all(work.fingerprint not in lacking for work in what.groundwork)
         ready = ready and awaited_noise(what, place) not in busy
         if ready and not place.short_of_time(margin(what, place)):
             return what

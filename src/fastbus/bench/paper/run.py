@@ -19,7 +19,8 @@ from fastbus.bench.paper.held_out import Weak
 from fastbus.bench.paper.methods import OWN, SUPERVISED, facts_for
 from fastbus.bench.paper.metrics import score
 from fastbus.bench.paper.noise import known_noise, noise_path, unknown_noise
-from fastbus.bench.paper.plan import MIRRORED, Job, Scorer
+from fastbus.bench.paper.plan import MIRRORED, Groundwork, Job, Pretraining, Scorer
+from fastbus.bench.paper.pretrained import first_network, pretrained_path, pretraining_run, write_pretrained
 from fastbus.bench.paper.scorer import read_scores, scorer_path, scorer_run, write_scores
 from fastbus.bench.paper.sets import Images, load_set
 from fastbus.bench.results import Record, circumstances
@@ -49,42 +50,59 @@ class Place:
         return self.deadline is not None and time.time() + needed > self.deadline
 
 
-def work(what: Job | Scorer, place: Place) -> Record | None:
+def work(what: Job | Groundwork, place: Place) -> Record | None:
     """Do it to the end and return its record, or until the time is up and return None."""
     torch.set_num_threads(place.threads)
     if place.short_of_time(margin(what, place)):
         return None
     start = time.perf_counter()
-    record = _train_scorer(what, place) if isinstance(what, Scorer) else _run(what, place)
+    doing: Any = {Scorer: _train_scorer, Pretraining: _pretrain, Job: _run}[type(what)]
+    record: Record | None = doing(what, place)
     return None if record is None else record | {"wall_seconds": time.perf_counter() - start}
 
 
-def margin(what: Job | Scorer, place: Place) -> float:
+def margin(what: Job | Groundwork, place: Place) -> float:
     """Seconds without which it is not begun: a run can stop after an epoch, but not before."""
     return START_MARGIN if awaited_noise(what, place) is None else NOISE_MARGIN
 
 
-def awaited_noise(what: Job | Scorer, place: Place) -> Path | None:
+def awaited_noise(what: Job | Groundwork, place: Place) -> Path | None:
     """The file of a confusion matrix that must be estimated before its training; None where there is no need."""
-    if isinstance(what, Scorer) or not unknown_noise(what):
+    if not isinstance(what, Job) or not unknown_noise(what):
         return None
     path = noise_path(what, place.checkpoints)
     return None if path.is_file() else path
 
 
-def forget(what: Job | Scorer, folder: Path) -> None:
+def forget(what: Job | Groundwork, folder: Path) -> None:
     """Remove what a finished run has left."""
     checkpoint_of(what, folder).unlink(missing_ok=True)
 
 
-def checkpoint_of(what: Job | Scorer, folder: Path) -> Path:
+def checkpoint_of(what: Job | Groundwork, folder: Path) -> Path:
     return folder / (
         f"{what.fingerprint}-{what.seed}.safetensors" if isinstance(what, Job) else f"{what.fingerprint}.safetensors"
     )
 
 
+def is_done(work: Groundwork, folder: Path) -> bool:
+    """Whether its file is there."""
+    path = scorer_path(folder, work) if isinstance(work, Scorer) else pretrained_path(folder, work)
+    return path.is_file()
+
+
+def _pretrain(work: Pretraining, place: Place) -> Record | None:
+    if is_done(work, place.checkpoints):
+        return {}
+    source = Source(load_set(work.cell.data, place.images), None, place.tables)
+    run = pretraining_run(work, source, place.device, place.compiled)
+    if not _train(run, work, place, None, []):
+        return None
+    return write_pretrained(place.checkpoints, work, run)
+
+
 def _train_scorer(scorer: Scorer, place: Place) -> Record | None:
-    if scorer_path(place.checkpoints, scorer).is_file():
+    if is_done(scorer, place.checkpoints):
         return {"scorer": scorer.data}
     images = load_set(scorer.data, place.images)
     run = scorer_run(scorer, images, place.device)
@@ -99,8 +117,9 @@ def _run(job: Job, place: Place) -> Record | None:
     task = draw_task(job.cell, Source(images, scores, place.tables), job.seed, job.held_out)
     task = gold_task(task) if job.method == SUPERVISED else task
     tensors = _tensors(images, task.train)
+    network, pretraining = first_network(job, place.checkpoints)
     rule, estimated, noise_seconds = known_noise(
-        job, task.supervision, tensors[0], tensors[2], task.num_classes, place.checkpoints, place.device
+        job, task.supervision, tensors[0], tensors[2], network, place.checkpoints, place.device
     )
     task.facts.update(estimated)
     run = ImageRun(
@@ -111,6 +130,7 @@ def _run(job: Job, place: Place) -> Record | None:
         seed=job.seed,
         device=place.device,
         flip=job.cell.data in MIRRORED,
+        network=network,
         objective=None if job.method in OWN else objective_of(job.method, **facts_for(job.method, job.cell)),
         compiled=place.compiled,
     )
@@ -118,11 +138,11 @@ def _run(job: Job, place: Place) -> Record | None:
     curve: list[Record] = []
     if not _train(run, job, place, watch, curve):
         return None
-    more = {"scorer": scorer_facts, "noise_seconds": noise_seconds}
+    more = {"scorer": scorer_facts, "noise_seconds": noise_seconds, "pretraining": pretraining}
     return _record(job, run, task, watch, curve) | more | circumstances(place.device)
 
 
-def _train(run: ImageRun, what: Job | Scorer, place: Place, watch: _Watch | None, curve: list[Record]) -> bool:
+def _train(run: ImageRun, what: Job | Groundwork, place: Place, watch: _Watch | None, curve: list[Record]) -> bool:
     """Epoch after epoch, from the checkpoint if there is one; False where the time was up before the end."""
     path = checkpoint_of(what, place.checkpoints)
     if path.is_file():
