@@ -13,6 +13,7 @@ from fastbus.bench.paper.plan import plan_jobs, views_of_an_epoch
 from fastbus.bench.paper.sets import Images, load_set
 from fastbus.errors import InputError
 from fastbus.training.image_run import ImageRun
+from fastbus.training.recipes import unaided
 
 CIFAR = [cell for cell in read_grid() if cell.data == "cifar10"]
 
@@ -58,7 +59,33 @@ def test_a_budget_gives_all_methods_of_a_cell_the_same_epochs(cell: Cell) -> Non
     with pytest.raises(InputError, match="--views with --set epochs"):
         plan_jobs([cell], ["fastbus"], [0], {"epochs": 3}, 0.0, budget=1000)
     (plain,) = plan_jobs([cell], ["fastbus"], [0], {"epochs": jobs[0].recipe.epochs, "backbone": "wrn_28_2"}, 0.0)
-    assert plain.recipe == jobs[0].recipe and plain.key != jobs[0].key
+    assert unaided(plain.recipe, cell.setting) == jobs[0].recipe and plain.key != jobs[0].key
+    assert not any(job.groundwork for job in jobs if cell.setting not in SCORED)
+
+
+def test_runs_on_all_images_of_a_set_share_what_is_learnt_without_labels() -> None:
+    cells = [cell for cell in read_grid() if cell.data in ("cifar10", "cifar10n")]
+    every = {
+        setting: [cell for cell in cells if cell.setting == setting]
+        for setting in ("noisy_label", "semi_supervised", "partial_label")
+    }
+
+    def shared(setting: str, seeds: int = 1, **changes: object) -> set[str]:
+        jobs = plan_jobs(every[setting], ["fastbus"], range(seeds), changes, 0.0)
+        return {work.fingerprint for job in jobs for work in job.groundwork}
+
+    noisy = shared("noisy_label")
+    assert len(noisy) == 1 and len(every["noisy_label"]) == 7
+    assert noisy < shared("noisy_label", seeds=2) and len(shared("noisy_label", seeds=2)) == 2
+    assert shared("noisy_label", epochs=3) == noisy != shared("noisy_label", pretrain=3)
+    assert len(shared("semi_supervised")) == 1 and shared("semi_supervised") != noisy  # another network
+    assert not shared("partial_label")
+    assert len(shared("partial_label", pretrain=3)) == 2  # each draws images of its own
+    (told,) = plan_jobs(every["noisy_label"][:1], ["elr"], [0], {"pretrain": 3}, 0.0, budget=1_500_000)
+    assert told.pretraining is not None
+    scored = [cell for cell in cells if cell.setting in SCORED]
+    with pytest.raises(InputError, match="pretrain=3 on similarity_confidence"):
+        plan_jobs(scored, ["fastbus"], [0], {"pretrain": 3}, 0.0)
 
 
 def test_views_of_an_epoch_are_those_of_a_run() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.preprocessing import StandardScaler
 
@@ -31,6 +32,20 @@ def test_a_table_is_learned_by_a_rival_as_well(tmp_path: Path) -> None:
     again = WeakClassifier.load(tmp_path)
     assert again.method == "nnpu" and again.recipe_ == clf.recipe_
     assert np.array_equal(again.predict_proba(X[:9]), clf.predict_proba(X[:9]))
+
+
+def test_dropout_of_a_rival_repeats_itself_and_leaves_the_callers_numbers_alone() -> None:
+    """The network of a table has dropout, which draws from torch's global numbers."""
+    weak, prior = positive_unlabeled()
+    found = []
+    for mine in (1, 2):
+        torch.manual_seed(mine)
+        clf = WeakClassifier(PositiveUnlabeled(prior=prior), method="nnpu", epochs=2, dropout=0.3, random_state=0)
+        found.append(clf.fit(X, weak).predict_proba(X))
+        drawn = torch.rand(3)
+        torch.manual_seed(mine)
+        assert torch.equal(drawn, torch.rand(3))
+    assert np.array_equal(*found)
 
 
 def test_images_are_too() -> None:

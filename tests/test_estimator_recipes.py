@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from torch import nn
 
 from fastbus import NoisyLabel, WeakClassifier
 from fastbus.errors import InputError
+from fastbus.learner_images import image_recipe
+from fastbus.models.build import build_backbone
+from fastbus.training.bag_set import BagSet
 from fastbus.training.checkpoint import read_checkpoint, write_checkpoint
 
 DATA = load_digits()
@@ -98,6 +102,24 @@ def test_a_resumed_fit_goes_on_with_its_estimate(recipe: Any, tmp_path: Path) ->
     # what is known needs no file
     told = WeakClassifier(NoisyLabel(rate=0.3), **options).fit(IMAGES[:600], noisy)
     assert told.supervision_.rate == 0.3
+
+
+def test_a_network_that_is_not_pretrained_has_the_recipe_for_that() -> None:
+    images = torch.zeros(40, 3, 32, 32, dtype=torch.uint8)
+    data = BagSet(NoisyLabel(rate=0.3), images, torch.ones(40, dtype=torch.long), torch.arange(40) % 4)
+    base = WeakClassifier("noisy_label", recipe=True).get_params(deep=False)
+
+    def entries(**changes: Any) -> tuple[int, bool, float]:
+        recipe = image_recipe(base | changes, data, 4)
+        assert recipe is not None
+        return recipe.pretrain, recipe.decided, recipe.settle
+
+    aided, unaided = (90, True, 0.0), (0, False, 1.0)
+    assert entries() == entries(backbone="resnet18") == entries(backbone=build_backbone("resnet18", (3, 32, 32), 4))
+    assert entries() == aided
+    assert entries(backbone=nn.Flatten()) == entries(backbone="small-cnn") == unaided
+    assert entries(recipe={"pretrain": 0}) == unaided
+    assert entries(recipe={"pretrain": 0, "decided": True}) == (0, True, 1.0)
 
 
 def test_no_recipe_on_a_cpu_unless_asked_for() -> None:

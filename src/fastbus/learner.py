@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +41,7 @@ from fastbus.learner_files import load_classifier, save_classifier
 from fastbus.learner_images import OWN_METHOD, image_recipe, method_objective
 from fastbus.learner_inputs import as_rows, learn_scale, training_inputs
 from fastbus.learner_plugs import make_class_loop, make_evolution, to_be_learned
+from fastbus.models.backbone import Backbone
 from fastbus.models.build import build_backbone
 from fastbus.objective import WeakLoss
 from fastbus.supervision.base import Supervision, resolve
@@ -52,6 +54,7 @@ from fastbus.training.image_noise import with_known_confusions
 from fastbus.training.image_prior import with_known_prior
 from fastbus.training.inputs import as_bags, parts_of, read_inputs, read_weights, weak_columns
 from fastbus.training.noise import readable, with_known_noise
+from fastbus.training.pretrain_fit import pretrain_images
 from fastbus.training.recipes import Recipe
 from fastbus.training.views import Views
 from fastbus.training.whole_set import infer_set, split_bags, supervised_by
@@ -90,7 +93,8 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         method_options: facts it needs, e.g. {"prior": 0.4}.
     recipe: images are trained by the recipe of their kind of weak label (`fastbus.training.recipes`), as CUDA graphs
         on a GPU: True on any device, None on a GPU where nothing asked for stands against it, False never; a mapping
-        changes its entries, e.g. {"epochs": 50}.
+        changes its entries, e.g. {"epochs": 50}; {"pretrain": 100} lets a built-in network learn from the images
+        alone first.
     train_options: a mapping with further fields of TrainConfig: optimizer, schedule, warmup, teacher, precision, ...
     standardize: subtract the (weighted) mean of each feature and divide by its deviation; of images (N, C, H, W),
         of each channel.
@@ -207,14 +211,17 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         self.supervision_ = supervision
         recipe = image_recipe(self.get_params(deep=False), whole, self.n_outputs_)
         self.recipe_ = None if recipe is None else recipe.as_dict()
+        training, held_out = split_bags(whole, config.held_out, seed)
+        # made when it is asked for: complaints of weak labels should not wait for a long pretraining
+        first = cache(partial(self._first_network, recipe, training, views, seed))
         self.supervision_ = kept_or_estimated(
             supervision,
             self.folder,
             self._resumes(self.folder),
-            partial(self._with_known_noise, whole, recipe, config, views, seed),
+            partial(self._with_known_noise, whole, recipe, config, views, seed, first),
         )
-        whole = supervised_by(whole, self.supervision_)
-        training, held_out = split_bags(whole, config.held_out, seed)
+        whole, training = (supervised_by(part, self.supervision_) for part in (whole, training))
+        held_out = None if held_out is None else supervised_by(held_out, self.supervision_)
         largest = int(whole.sizes.max())
         self.class_loop_ = make_class_loop(self.class_loop, training, largest, self.head, self.n_outputs_)
         # every weak label is read once before training, so that a complaint names the caller's bag
@@ -224,7 +231,7 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
             infer_set(told, zeros, grouped.ids, **self._inference(), rank=self.rank)
         if recipe is not None:
             assert views is not None, "a recipe asks for views"
-            result, self.evolution_ = self._train_by(recipe, training, views, seed), None
+            result, self.evolution_ = self._train_by(recipe, training, views, seed, first), None
         else:
             network = self._network(len(training.instances), seed)
             loss = self._plugged_loss(whole, network, config)
@@ -292,7 +299,13 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         )
 
     def _with_known_noise(
-        self, data: BagSet, recipe: Recipe | None, config: TrainConfig, views: Views | None, seed: int
+        self,
+        data: BagSet,
+        recipe: Recipe | None,
+        config: TrainConfig,
+        views: Views | None,
+        seed: int,
+        first: Callable[[], nn.Module],
     ) -> Supervision:
         """The supervision, its confusion matrices and its share of positives estimated where they are not known."""
         if recipe is None:
@@ -303,25 +316,36 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
             "recipe": recipe, "seed": seed, "device": str(device_of(self.device)), "views": views,
         }  # fmt: skip
         rule = with_known_prior(data.supervision, data.instances, data.weak, **options)
+        begin = first() if recipe.pretrain else None
+        options["network"] = begin if isinstance(begin, Backbone) else None  # others are not pretrained
         return with_known_confusions(rule, data.instances, data.weak, num_classes=self.n_outputs_, **options)
 
-    def _train_by(self, recipe: Recipe, data: BagSet, views: Views, seed: int) -> TrainResult:
-        if isinstance(self.backbone, nn.Module) or len(self.input_shape_) == 1:
-            network: nn.Module = self._network(len(data.instances), seed)
-        else:
-            network = recipe.network(self.input_shape_, self.n_outputs_, seed)
+    def _first_network(self, recipe: Recipe | None, data: BagSet, views: Views | None, seed: int) -> nn.Module:
+        """What training by a recipe begins with: a new network, pretrained where the recipe says so."""
+        assert recipe is not None and views is not None, "a recipe asks for views"
+        return pretrain_images(
+            self._network(len(data.instances), seed, recipe), data, recipe, views, seed=seed,
+            device=str(device_of(self.device)), folder=self.folder, resume=self.resume,
+        )  # fmt: skip
+
+    def _train_by(
+        self, recipe: Recipe, data: BagSet, views: Views, seed: int, first: Callable[[], nn.Module]
+    ) -> TrainResult:
+        resumes = self._resumes(self.folder)  # then all weights are those of the checkpoint
         return train_images(
-            network, data, recipe, views, num_classes=self.n_outputs_, seed=seed, device=str(device_of(self.device)),
-            objective=method_objective(self.get_params(deep=False)), folder=self.folder,
-            resume=self._resumes(self.folder),
+            self._network(len(data.instances), seed, recipe) if resumes else first(),
+            data, recipe, views, num_classes=self.n_outputs_, seed=seed, device=str(device_of(self.device)),
+            objective=method_objective(self.get_params(deep=False)), folder=self.folder, resume=resumes,
         )  # fmt: skip
 
     def _resumes(self, folder: str | None) -> bool:
         return bool(self.resume and folder is not None and (Path(folder) / CHECKPOINT).is_file())
 
-    def _network(self, num_rows: int, seed: int) -> nn.Module:
+    def _network(self, num_rows: int, seed: int, recipe: Recipe | None = None) -> nn.Module:
         if isinstance(self.backbone, nn.Module):
             return copy.deepcopy(self.backbone)
+        if recipe is not None and len(self.input_shape_) > 1:
+            return recipe.network(self.input_shape_, self.n_outputs_, seed)
         loose = any(part.title in LOOSE_LABELS for part in parts_of(self.supervision_))
         name, options = backbone_options(self.backbone, self.input_shape_, num_rows, loose, self.dropout)
         return build_backbone(name, self.input_shape_, self.n_outputs_, seed=seed, **options)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastbus.errors import InputError
 from fastbus.learner_defaults import device_of
 from fastbus.learner_inputs import is_image
 from fastbus.methods.registry import check_fit, get_method, objective_of
+from fastbus.models.backbone import Backbone
 from fastbus.training.bag_set import BagSet
 from fastbus.training.image_run import ImageRun
-from fastbus.training.recipes import Recipe, recipe_for
+from fastbus.training.recipes import UNNORMALISED, Recipe, recipe_for, unaided
 from fastbus.training.step_objective import StepObjective
 
 OWN_METHOD = "fastbus"
@@ -62,7 +63,17 @@ def image_recipe(parameters: dict[str, Any], data: BagSet, num_outputs: int) -> 
         changes["weight_decay"] = parameters["weight_decay"]
     if isinstance(parameters["backbone"], str) and parameters["backbone"] != "auto":
         changes["backbone"] = parameters["backbone"].replace("-", "_")
-    return recipe.replace(**changes | (asked if isinstance(asked, dict) else {}))
+    changes |= asked if isinstance(asked, dict) else {}
+    if not _pretrained(parameters["backbone"], changes):
+        recipe = unaided(recipe, data.supervision.name)
+    return recipe.replace(**changes)
+
+
+def _pretrained(backbone: Any, changes: dict[str, Any]) -> bool:
+    """Whether the network begins with what it learns without labels, where the recipe says so."""
+    if isinstance(backbone, nn.Module) and not isinstance(backbone, Backbone):
+        return False
+    return changes.get("pretrain") != 0 and changes.get("backbone") not in UNNORMALISED
 
 
 def method_objective(parameters: dict[str, Any]) -> Callable[[ImageRun], StepObjective] | None:

@@ -3,6 +3,7 @@
 config.yaml      the flags of the fit, paths relative to the folder; `fastbus fit --config` takes it again
 data.json        features, classes, and a fingerprint of every data file
 environment.json versions, machine and threads
+estimate.safetensors, pretrained.safetensors   where a fit needs them: what it finds out before it trains
 checkpoint.safetensors, metrics.jsonl   after every epoch
 model.safetensors, model.json           the classifier
 summary.json     written last: the run is finished
@@ -27,10 +28,12 @@ from fastbus.errors import DataError, InputError
 from fastbus.learner_estimates import ESTIMATE
 from fastbus.training.checkpoint import write_atomically
 from fastbus.training.fit import CHECKPOINT, METRICS
+from fastbus.training.pretrain_fit import PRETRAINED
 
 CONFIG, DATA, ENVIRONMENT, SUMMARY = "config.yaml", "data.json", "environment.json", "summary.json"
 MODEL, MODEL_JSON, REPORT, NUMBERS = "model.safetensors", "model.json", "report.html", "report.json"
-FILES = (SUMMARY, REPORT, NUMBERS, MODEL, MODEL_JSON, CHECKPOINT, METRICS, ESTIMATE, DATA, ENVIRONMENT, CONFIG)
+TRAINED = (SUMMARY, REPORT, NUMBERS, MODEL, MODEL_JSON, CHECKPOINT, METRICS, ESTIMATE, PRETRAINED)
+FILES = (*TRAINED, DATA, ENVIRONMENT, CONFIG)
 FORMAT = "fastbus-run-1"
 TABLES = ("instances", "bags", "answers")
 
@@ -61,7 +64,7 @@ def clear_folder(run: Path) -> None:
 
 def remove_unstarted(run: Path) -> None:
     """Leave no folder of a run that was refused before its first checkpoint: there is nothing to resume."""
-    if not (run / CHECKPOINT).exists():
+    if not (run / CHECKPOINT).exists() and not (run / PRETRAINED).exists():
         clear_folder(run)
         with contextlib.suppress(OSError):  # what others have put there stays
             run.rmdir()

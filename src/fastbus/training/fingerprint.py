@@ -24,12 +24,15 @@ def describe_run(config: TrainConfig, network: nn.Module, loss: WeakLoss, averag
     text += "" if loss.on_impossible == "error" else f", on_impossible {loss.on_impossible}"
     # on one line, and without the addresses of functions, which differ from process to process
     described["loss"] = " ".join(re.sub(r" at 0x[0-9a-f]+", "", text).split())
-    described["network"] = zlib.crc32(
-        repr([(name, tuple(x.shape)) for name, x in network.state_dict().items()]).encode()
-    )
+    described["network"] = network_shape(network)
     if averaged:
         described["average"] = ", ".join(("network", *averaged))
     return described
+
+
+def network_shape(network: nn.Module) -> int:
+    """A checksum of the names and shapes of all weights."""
+    return zlib.crc32(repr([(name, tuple(x.shape)) for name, x in network.state_dict().items()]).encode())
 
 
 def _checksum_of_fixed(module: nn.Module) -> int:

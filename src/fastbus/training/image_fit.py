@@ -73,14 +73,20 @@ def _resumed(run: ImageRun, known: dict[str, Any], place: Path) -> list[dict[str
             f"{place / CHECKPOINT}: a checkpoint of another way to train; expected one of a recipe. Pass recipe=False "
             "to go on, or start a new run."
         )
+    check_same(known, state, place / CHECKPOINT)
+    run.load_state_dict(state)
+    return list(state["history"])
+
+
+def check_same(known: dict[str, Any], state: dict[str, Any], path: Path) -> None:
+    """Refuse to go on with the state of a file where anything that decides the run is another."""
     for name, value in known.items():
         before = state.get(name)
         if before != value:
-            entries = isinstance(value, dict) and isinstance(before, dict)
-            differ = [key for key in value if before.get(key) != value[key]] if entries else [name]
+            differ = [name]
+            if isinstance(value, dict) and isinstance(before, dict):
+                differ = [key for key in value | before if before.get(key) != value.get(key)]
             raise InputError(
-                f"resume with {', '.join(differ)} other than before; expected those of the run. Pass the same, or "
-                "start a new run."
+                f"resume with {', '.join(differ)} other than before; expected those of the run in {path}. Pass the "
+                "same, or start a new run."
             )
-    run.load_state_dict(state)
-    return list(state["history"])

@@ -7,7 +7,8 @@ state, so that a run goes on from `state_dict` as if it had never stopped.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -101,11 +102,12 @@ class ImageRun:
     def run_epoch(self) -> dict[str, float]:
         """One pass; its number, last loss and seconds."""
         start = time.perf_counter()
-        self.objective.start_epoch(self)
-        packed = self._pack(self.epoch)
-        steps = self.training.load(packed)
-        self.training.run(steps)
-        loss = float(self.training.loss)  # waits for the device
+        with _own_numbers(self.device, self.seed, self.epoch):
+            self.objective.start_epoch(self)
+            packed = self._pack(self.epoch)
+            steps = self.training.load(packed)
+            self.training.run(steps)
+            loss = float(self.training.loss)  # waits for the device
         seconds = time.perf_counter() - start
         self.epoch += 1
         self.seconds += seconds
@@ -173,6 +175,17 @@ class ImageRun:
             return pack_rows((np.arange(len(self.sizes)),), (rows,), rng)
         sizes = self.sizes.numpy()
         return pack_bags(sizes, max(rows, int(sizes.max())), max(1, round(rows / float(sizes.min()))), rng)
+
+
+@contextmanager
+def _own_numbers(device: torch.device, seed: int, epoch: int) -> Iterator[None]:
+    """Dropout takes torch's global numbers: on a CPU let them be those of (seed, epoch); the caller gets back his."""
+    if device.type != "cpu":  # a captured step has numbers of its own
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0]))
+        yield
 
 
 def views_of(images: Tensor, flip: bool = True) -> Views:

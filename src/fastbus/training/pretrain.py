@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from fastbus.models.backbone import Backbone
 from fastbus.supervision.incomplete import SemiSupervised
 from fastbus.training.image_run import ImageRun
-from fastbus.training.recipes import Recipe
+from fastbus.training.recipes import PRETRAIN_ROWS, Recipe
 from fastbus.training.step_objective import StepInputs, StepObjective
 from fastbus.training.views import Views, contrasting
 
 TEMPERATURE = 0.2
 PROJECTED = 128  # numbers by which views are compared; what is dropped on the way to them stays in the features
-ROWS, RATE, WEIGHT_DECAY, WARMUP = 256, 0.2, 2e-4, 400
+RATE, WEIGHT_DECAY, WARMUP = 0.2, 2e-4, 400
 
 
 class Projected(nn.Module):
@@ -62,7 +62,7 @@ def contrast(projected: Tensor, temperature: float) -> Tensor:
 def pretraining(network: Backbone, images: Tensor, recipe: Recipe, views: Views, seed: int, device: str,
                 compiled: bool = False) -> ImageRun:  # fmt: skip
     """The run that trains a copy of `network` for the recipe's `pretrain` passes; `pretrained` takes its result."""
-    rows = min(ROWS, len(images))
+    rows = min(PRETRAIN_ROWS, len(images))
     plan = Recipe(
         backbone=recipe.backbone, epochs=recipe.pretrain, rows=rows, labelled_rows=0, learning_rate=RATE,
         weight_decay=WEIGHT_DECAY, warmup=WARMUP, slope=recipe.slope,
@@ -89,3 +89,9 @@ def pretrained(run: ImageRun) -> dict[str, Tensor]:
     final = run.training.final()
     assert isinstance(final, Projected)
     return {name: x.detach().cpu().clone() for name, x in final.backbone.state_dict().items()}
+
+
+def load_features(network: Backbone, weights: dict[str, Tensor]) -> None:
+    """Give a network all of these weights but those of its last layer, which keeps its own."""
+    own = {name: x for name, x in network.state_dict().items() if name.startswith("classifier.")}
+    network.load_state_dict(weights | own)

@@ -16,8 +16,8 @@ from fastbus.bench.results import Record
 from fastbus.errors import InputError
 from fastbus.supervision.pairwise import SimilarityConfidence
 from fastbus.training.image_noise import early_recipe
-from fastbus.training.pretrain import RATE, ROWS, TEMPERATURE, WEIGHT_DECAY
-from fastbus.training.recipes import Recipe, recipe_for
+from fastbus.training.pretrain import RATE, TEMPERATURE, WEIGHT_DECAY
+from fastbus.training.recipes import PRETRAIN_ROWS, Recipe, recipe_for, unaided
 
 TINY: dict[str, Any] = {
     "backbone": "small_cnn", "epochs": 20, "rows": 32, "labelled_rows": 16, "learning_rate": 0.1, "warmup": 30,
@@ -58,7 +58,13 @@ class Pretraining:
     @property
     def fingerprint(self) -> str:
         network = {"backbone": self.recipe.backbone, "slope": self.recipe.slope}
-        how = {"passes": self.recipe.pretrain, "rows": ROWS, "rate": RATE, "decay": WEIGHT_DECAY, "heat": TEMPERATURE}
+        how = {
+            "passes": self.recipe.pretrain,
+            "rows": PRETRAIN_ROWS,
+            "rate": RATE,
+            "decay": WEIGHT_DECAY,
+            "heat": TEMPERATURE,
+        }
         images = SETS[self.cell.data].official if takes_all(self.cell) else [*self.cell.key, dict(self.cell.draw)]
         return _digest({"pretraining": images, **network, **how, "seed": self.seed})
 
@@ -142,7 +148,8 @@ def plan_jobs(
 ) -> list[Job]:
     """Every run asked for, seed after seed, so that each cell has one early; a ceiling that cells share is run once.
 
-    budget: views of every run, nearly, instead of the recipe's epochs.
+    budget: views of every run, nearly, instead of the recipe's epochs; from random weights, unless `changes` say how
+        many passes without labels come first, which are the same for all methods and not counted.
     """
     common = TINY if tiny else {}
     told = dict(changes) | ({} if budget is None else {"views": budget})
@@ -155,11 +162,18 @@ def plan_jobs(
                     continue
                 shares = method == SUPERVISED and not held_out and not tiny
                 cell = ceiling_cell(given, read_grid()) if shares else given
-                recipe = _recipe(cell, method).replace(**common).replace(**changes)
+                recipe = _recipe(cell, method)
+                if budget is not None:  # it is for what methods differ in: all begin alike
+                    recipe = unaided(recipe, cell.setting)
+                recipe = recipe.replace(**common).replace(**changes)
                 if budget is not None:
-                    epochs = max(1, round(budget / views_of_an_epoch(cell, recipe, method)))
-                    recipe = recipe.replace(epochs=epochs, pretrain=0)  # a budget is for what methods differ in
+                    recipe = recipe.replace(epochs=max(1, round(budget / views_of_an_epoch(cell, recipe, method))))
                 scorer = _scorer(cell, tiny) if cell.setting in SCORED else None
+                if scorer is not None and recipe.pretrain:
+                    raise InputError(
+                        f"pretrain={recipe.pretrain} on {cell.setting}; expected 0, for the images of its pairs are "
+                        "known only when the scorer is. Leave that setting out."
+                    )
                 job = Job(cell, method, seed, recipe, held_out, variant, scorer, budget)
                 jobs.setdefault(job.key, job)
     if budget is not None and "epochs" in changes:

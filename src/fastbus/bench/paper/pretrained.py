@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fastbus.bench.paper.draw import Source, draw_task, num_classes
 from fastbus.bench.paper.plan import MIRRORED, Job, Pretraining
@@ -14,7 +13,7 @@ from fastbus.bench.paper.sets import SETS
 from fastbus.models.backbone import Backbone
 from fastbus.training.checkpoint import read_checkpoint, write_checkpoint
 from fastbus.training.image_run import ImageRun, views_of
-from fastbus.training.pretrain import pretrained, pretraining
+from fastbus.training.pretrain import load_features, pretrained, pretraining
 
 
 def pretrained_path(folder: Path, work: Pretraining) -> Path:
@@ -45,12 +44,6 @@ def first_network(job: Job, folder: Path) -> tuple[Backbone, dict[str, Any] | No
     state = read_checkpoint(pretrained_path(folder, work))
     load_features(network, state["weights"])
     return network, state["facts"]
-
-
-def load_features(network: Backbone, weights: dict[str, Tensor]) -> None:
-    """All but the last layer."""
-    own = {name: x for name, x in network.state_dict().items() if name.startswith("classifier.")}
-    network.load_state_dict(weights | own)
 
 
 def _network(work: Pretraining) -> Backbone:

@@ -22,7 +22,8 @@ NOTES = (
     "Views: augmented images drawn for training, two an image and pass, the same for all methods of a budget. Most "
     "pass each through the network once; with gradient and without, DivideMix passes it 2 and 3 times (two networks), "
     "LLP-VAT 2 and .5, VAT 1.6, VarPU 1.4, teachers, PiCO and CVIR up to 1 more without. Seconds: training alone, "
-    "beside other runs on the same device.",
+    "beside other runs on the same device. Both count the passes without labels that a recipe begins with, although "
+    "runs on the same images share them; one budget for all methods has none.",
     "The confusion matrix of noisy labels is estimated once a cell, by a short run whose views are not counted, and "
     "told to all methods alike. Learning rates and weight decays are those of our recipes, chosen for FastBUS by "
     "held-out weak labels; rivals were not tuned. Of its published losses LWS has the cross-entropy, which learns "
