@@ -61,6 +61,8 @@ def test_a_budget_gives_all_methods_of_a_cell_the_same_epochs(cell: Cell) -> Non
     (plain,) = plan_jobs([cell], ["fastbus"], [0], {"epochs": jobs[0].recipe.epochs, "backbone": "wrn_28_2"}, 0.0)
     assert unaided(plain.recipe, cell.setting) == jobs[0].recipe and plain.key != jobs[0].key
     assert not any(job.groundwork for job in jobs if cell.setting not in SCORED)
+    (ceiling,) = (job for job in plan_jobs([cell], ["supervised"], [0], {}, 0.0, budget=1_500_000))
+    assert ceiling.recipe == ceiling.recipe.plain()
 
 
 def test_runs_on_all_images_of_a_set_share_what_is_learnt_without_labels() -> None:

@@ -162,10 +162,8 @@ def plan_jobs(
                     continue
                 shares = method == SUPERVISED and not held_out and not tiny
                 cell = ceiling_cell(given, read_grid()) if shares else given
-                recipe = _recipe(cell, method)
-                if budget is not None:  # it is for what methods differ in: all begin alike
-                    recipe = unaided(recipe, cell.setting)
-                recipe = recipe.replace(**common).replace(**changes)
+                # a budget is for what methods differ in: all begin alike
+                recipe = _recipe(cell, method, aided=budget is None).replace(**common).replace(**changes)
                 if budget is not None:
                     recipe = recipe.replace(epochs=max(1, round(budget / views_of_an_epoch(cell, recipe, method))))
                 scorer = _scorer(cell, tiny) if cell.setting in SCORED else None
@@ -206,10 +204,14 @@ def job_key(record: Record) -> tuple[str, int]:
     return record["fingerprint"], record["seed"]
 
 
-def _recipe(cell: Cell, method: str) -> Recipe:
-    """The product's recipe; the ceiling has its network, views and schedule, and no use for a teacher."""
+def _recipe(cell: Cell, method: str, aided: bool) -> Recipe:
+    """The product's recipe; the ceiling has its network, views and schedule, and no use for a teacher.
+
+    aided: with the passes without labels that it begins with, if any.
+    """
     images, bags = expected_size(cell)
     recipe = recipe_for(supervision_of(cell), num_images=images, num_bags=bags, image_shape=SETS[cell.data].shape)
+    recipe = recipe if aided else unaided(recipe, cell.setting)
     if method != SUPERVISED:
         return recipe
     steps = _with_labelled(cell, recipe, "fastbus")  # as many as those that it is the ceiling of

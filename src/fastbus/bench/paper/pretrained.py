@@ -25,8 +25,7 @@ def pretraining_run(work: Pretraining, source: Source, device: str, compiled: bo
     rows = draw_task(work.cell, source, work.seed).train.rows
     images = torch.from_numpy(source.images.train[rows])
     views = views_of(images, flip=work.cell.data in MIRRORED)
-    network = _network(work)
-    return pretraining(network, images, work.recipe, views, work.seed, device, compiled)
+    return pretraining(_network(work), images, work.recipe, views, work.seed, device, compiled)
 
 
 def write_pretrained(folder: Path, work: Pretraining, run: ImageRun) -> dict[str, Any]:
@@ -37,8 +36,7 @@ def write_pretrained(folder: Path, work: Pretraining, run: ImageRun) -> dict[str
 
 def first_network(job: Job, folder: Path) -> tuple[Backbone, dict[str, Any] | None]:
     """The network that a run begins with, and what is known of its pretraining."""
-    network = job.recipe.network(SETS[job.cell.data].shape, num_classes(job.cell), job.seed)
-    work = job.pretraining
+    network, work = _network(job), job.pretraining
     if work is None:
         return network, None
     state = read_checkpoint(pretrained_path(folder, work))
@@ -46,5 +44,6 @@ def first_network(job: Job, folder: Path) -> tuple[Backbone, dict[str, Any] | No
     return network, state["facts"]
 
 
-def _network(work: Pretraining) -> Backbone:
+def _network(work: Job | Pretraining) -> Backbone:
+    """With random weights."""
     return work.recipe.network(SETS[work.cell.data].shape, num_classes(work.cell), work.seed)
