@@ -52,3 +52,17 @@ def test_the_averaged_network_is_normalised_by_its_own_statistics(teacher: bool)
     assert torch.allclose(found, expected, atol=0.05)
     run.run_epoch()
     assert not torch.allclose(run.logits(images), found), "statistics are counted anew after further steps"
+
+
+@pytest.mark.parametrize("number", [10_000, 15_000, 20_000])
+def test_statistics_are_counted_on_both_images_of_pairs(number: int) -> None:
+    """In ordered pairs every other image is the more positive one: batches must not be of one sort."""
+    images = torch.zeros(number, 1, 8, 8, dtype=torch.uint8)
+    images[1::2] = 255
+    recipe = Recipe(backbone="small_cnn", epochs=1)
+    sizes = torch.full((number // 2,), 2)
+    weak = torch.ones(number // 2, dtype=torch.long)
+    run = ImageRun(fastbus.PairComparison(), images, sizes, weak, num_classes=2, recipe=recipe)
+    bright = torch.stack([(batch > 0).double().mean() for batch in run.training.plain_batches()])
+    assert abs(float(bright.mean()) - 0.5) < 0.02
+    assert float(bright.min()) > 0.35 and float(bright.max()) < 0.65

@@ -166,8 +166,9 @@ class GraphedTraining:
         number = len(self.images)
         size = min(number, COUNTED_AT_ONCE)
         batches = min(number, COUNTED) // size
-        rows = torch.arange(batches * size, device=self.device) * number // (batches * size)
-        for some in rows.reshape(size, batches).T:  # far apart: neighbours may be of one bag
+        # by lot: neighbours may be of one bag, and every other image the more positive one of its pair
+        rows = torch.randperm(number, generator=torch.Generator().manual_seed(0))[: batches * size].to(self.device)
+        for some in rows.split(size):
             yield self.views.plain(self.images[some])
 
     @torch.no_grad()
