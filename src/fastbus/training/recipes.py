@@ -204,8 +204,10 @@ FEW_PAIRS = 600
 # 1,500 steps. Of four draws none ended above chance with 560 steps, one with 1,130, all at 98 % and above with 1,690.
 SIMILAR, LEAST_STEPS = ("pair_similarity", "similarity_confidence"), 2500
 STEPS = 20_000  # of a fit whose epochs are left open, at most
-# where labels say little of each image, of networks that have much to learn
-MORE_STEPS = {"semi_supervised": 60_000, "noisy_label": 40_000, "partial_label": 32_000}
+# Where labels say little of each image, networks have much to learn; from noisy labels, not so long that they learn
+# them by heart: 20 passes over CIFAR-10 are what held-out labels were asked about (above), and at the end of 100 a
+# network had 73.7 % with 70 % wrong labels and 88.6 % with 30 %.
+OTHER_STEPS = {"semi_supervised": 60_000, "noisy_label": 8_000, "partial_label": 32_000}
 PRETRAIN_STEPS, PRETRAIN_ROWS = 40_000, 256
 TABLE_STEPS, TABLE_ROWS = 1500, 64  # of a fit on rows of a table
 
@@ -243,7 +245,7 @@ def recipe_for(
         recipe = recipe.replace(weight_decay=SMALL_DECAY) if large else recipe
     if main.name in SIMILAR:
         recipe = recipe.replace(epochs=max(recipe.epochs, -(-LEAST_STEPS * recipe.rows // max(1, num_images))))
-    steps = STEPS if recipe.backbone in UNNORMALISED else MORE_STEPS.get(main.name, STEPS)
+    steps = STEPS if recipe.backbone in UNNORMALISED else OTHER_STEPS.get(main.name, STEPS)
     passes, before = (
         max(1, number * rows // max(1, num_images))
         for number, rows in ((steps, recipe.rows), (PRETRAIN_STEPS, PRETRAIN_ROWS))
