@@ -241,14 +241,16 @@ def test_labels_count_the_more_the_surer_they_are() -> None:
     assert later.tolist()[:3] == pytest.approx([0.6 * np.exp(-2 * (usual - 0.6) ** 2 / spread)] * 3, rel=1e-4)
 
 
-@pytest.mark.parametrize("teacher", [False, True])
-def test_decided_targets_are_the_likeliest_classes_and_weak_views_follow_the_likelihood(teacher: bool) -> None:
-    """The weak view's part has the gradient of -log P(label), whoever teaches the strong one."""
+@pytest.mark.parametrize(("teacher", "decided"), [(False, True), (True, True), (True, 0.6), (True, 0.4)])
+def test_decided_targets_are_the_likeliest_classes_and_weak_views_follow_the_likelihood(
+    teacher: bool, decided: bool | float
+) -> None:
+    """The weak view's part has the gradient of -log P(label), whoever teaches the strong one, in its steps."""
     generator = torch.Generator().manual_seed(0)
     weak, strong, taught = torch.randn(3, 6, 3, generator=generator, dtype=torch.float64)
     labels, one, rows = torch.arange(6) % 3, torch.ones(6, dtype=torch.long), torch.arange(6)
     posterior = fixed_posterior(fastbus.NoisyLabel(rate=0.5), labels, one, 3, CPU)
-    objective = PosteriorRisk(posterior, Recipe(teacher=teacher, decided=True))
+    objective = PosteriorRisk(posterior, Recipe(teacher=teacher, decided=decided))
     step, real = Step(rows, rows, rows, one), torch.ones(6, dtype=torch.bool)
     weak.requires_grad_()
     strong.requires_grad_()
@@ -257,10 +259,13 @@ def test_decided_targets_are_the_likeliest_classes_and_weak_views_follow_the_lik
     )
     slopes = torch.autograd.grad(objective(inputs), [weak, strong])
     evidence = 0.25 + 0.25 * torch.eye(3, dtype=torch.float64)[labels]
-    likelihood = -torch.log((weak.softmax(1) * evidence).sum(1)).mean()
-    assert torch.allclose(slopes[0], torch.autograd.grad(likelihood, weak)[0], atol=1e-7)
     q = (taught if teacher else weak.detach()).softmax(1) * evidence
-    label, weight = SureLabels(0.99, CPU)((q / q.sum(1, keepdim=True)).float(), real)
+    q = q / q.sum(1, keepdim=True)
+    likelihood = -torch.log((weak.softmax(1) * evidence).sum(1)).mean()
+    by_teacher = -(q * torch.log_softmax(weak, 1)).sum(1).mean()
+    weak_part = by_teacher if decided < 0.5 else likelihood
+    assert torch.allclose(slopes[0], torch.autograd.grad(weak_part, weak)[0], atol=1e-7)
+    label, weight = SureLabels(0.99, CPU)(q.float(), real)
     expected = (weight * torch.nn.functional.cross_entropy(strong, label, reduction="none")).mean()
     assert torch.allclose(slopes[1], torch.autograd.grad(expected, strong)[0], atol=1e-6)
     assert set(objective.state()) == {"sure", "sure.weight"}

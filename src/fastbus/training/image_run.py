@@ -26,7 +26,7 @@ from fastbus.training.graphed import GraphedTraining
 from fastbus.training.packing import Packed, pack_bags, pack_rows
 from fastbus.training.recipes import Recipe
 from fastbus.training.set_score import membership_score, sets_of
-from fastbus.training.step_objective import AlignedConsistency, PosteriorRisk, StepObjective
+from fastbus.training.step_objective import AlignedConsistency, PosteriorRisk, Recall, StepObjective
 from fastbus.training.views import Views, image_views
 
 PREDICTED_AT_ONCE = 1000
@@ -199,9 +199,15 @@ def default_objective(run: ImageRun) -> StepObjective:
     if isinstance(run.supervision, SemiSupervised) and run.labelled is not None:
         read_all(run.supervision, run.weak, run.sizes, run.num_classes)  # complains if need be
         labelled = torch.from_numpy(run.labelled).to(run.device)
-        return AlignedConsistency(run.weak.to(run.device), labelled, run.num_classes, run.recipe)
+        return AlignedConsistency(run.weak.to(run.device), labelled, run.num_classes, run.recipe, _recall(run))
     posterior = fixed_posterior(run.supervision, run.weak, run.sizes, run.num_classes, run.device, run.recipe.coupling)
-    return PosteriorRisk(posterior, run.recipe, _known_shares(run), run.device)
+    return PosteriorRisk(posterior, run.recipe, _known_shares(run), run.device, _recall(run))
+
+
+def _recall(run: ImageRun) -> Recall | None:
+    """The predictions of every image, where the recipe wants them kept."""
+    keep, number = run.recipe.recall, int(run.sizes.sum())
+    return Recall(number, run.num_classes, keep, run.device) if keep else None
 
 
 def _known_shares(run: ImageRun) -> Tensor | None:

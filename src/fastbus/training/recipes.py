@@ -16,7 +16,7 @@ from fastbus.supervision.base import Supervision
 from fastbus.supervision.combine import Combination
 
 Schedule = Literal["cosine", "constant"]
-SWITCHES = ("teacher", "decided")
+STEPS_SHARES = ("own", "decided")  # of the steps; True for all of them, False for none
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,12 @@ class Recipe:
         77.6 % without.
     fade: share of the steps, the last, in which what a label adds to the predictions shrinks to nothing. In no recipe:
         3,000 small images, 40 % wrong labels, a likelihood of held-out ones of -1.376 with .5, of -1.370 without.
-    decided: strong views learn the most probable class of the weak one's posterior, the more the surer it is, and weak
-        ones the posterior of their own predictions, whoever the teacher is: the slope of the likelihood. A teacher's
-        posterior is no slope: where labels say little, each of its steps leads a little way, and it lags behind.
+    decided: strong views learn the most probable class of the weak one's posterior, the more the surer it is. For this
+        share of the steps, True for all, weak views learn the posterior of their own predictions, whoever the teacher
+        is: the slope of the likelihood. A teacher's posterior is no slope: where labels say little, each of its steps
+        leads a little way, and it lags behind. But the slope leads on to where labels are learnt by heart.
+    recall: targets go by the mean of what was predicted of an image in this pass and those before, of which this share
+        remains from pass to pass.
     align: decay of the running class shares that predictions are brought from to those that labels tell, 0 for none;
         noisy labels and a few gold ones tell them.
     coupling: "independent" reads the labels of a bag class by class, as the paper does, instead of exactly.
@@ -83,7 +86,8 @@ class Recipe:
     sharpen: float = 1.0
     settle: float = 0.0
     fade: float = 0.0
-    decided: bool = False
+    decided: bool | float = False
+    recall: float = 0.0
     align: float = 0.0
     coupling: Coupling = "auto"
     slope: float = 0.1
@@ -98,15 +102,16 @@ class Recipe:
                 raise InputError(f"recipe: {name}={value!r}; expected a whole number from {low}. Correct it.")
         if not isinstance(self.backbone, str):
             raise InputError(f"recipe: backbone={self.backbone!r}; expected the name of a network. Correct it.")
-        for name in SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"recipe: {name}={getattr(self, name)!r}; expected True or False. Correct it.")
-        if not isinstance(self.own, (bool, int, float)) or not 0 <= self.own <= 1:
-            raise InputError(f"recipe: own={self.own!r}; expected True, False or a share from 0 to 1. Correct it.")
-        shares = ("momentum", "decay", "align", "doubt")
+        if not isinstance(self.teacher, bool):
+            raise InputError(f"recipe: teacher={self.teacher!r}; expected True or False. Correct it.")
+        for name in STEPS_SHARES:
+            value = getattr(self, name)
+            if not isinstance(value, (bool, int, float)) or not 0 <= value <= 1:
+                raise InputError(f"recipe: {name}={value!r}; expected True, False or a share from 0 to 1. Correct it.")
+        shares = ("momentum", "decay", "align", "recall", "doubt")
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in (*whole, *SWITCHES, "own", "backbone", "schedule", "coupling"):
+            if field.name in (*whole, *STEPS_SHARES, "teacher", "backbone", "schedule", "coupling"):
                 continue
             limit = 1.0 if field.name in shares else float("inf")
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < limit:
@@ -126,7 +131,16 @@ class Recipe:
     def plain(self) -> Recipe:
         """Without what is there for weak labels: to learn from labels as they are."""
         return self.replace(
-            teacher=False, own=False, doubt=0.0, stride=0.0, sharpen=1.0, settle=0.0, fade=0.0, decided=False, align=0.0
+            teacher=False,
+            own=False,
+            doubt=0.0,
+            stride=0.0,
+            sharpen=1.0,
+            settle=0.0,
+            fade=0.0,
+            decided=False,
+            recall=0.0,
+            align=0.0,
         )
 
     def network(self, input_shape: tuple[int, ...], num_outputs: int, seed: int) -> Backbone:

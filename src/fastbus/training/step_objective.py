@@ -116,11 +116,35 @@ class SureLabels:
         return self.recent.state("sure")
 
 
+class Recall:
+    """What was predicted of each image in the passes before: a running mean of its own, kept in place.
+
+    A prediction swings with the view and from pass to pass; the mean of several is right more often.
+    """
+
+    def __init__(self, number: int, num_classes: int, keep: float, device: torch.device | str) -> None:
+        """number: of all images; keep: what remains of the mean from pass to pass."""
+        self.keep = keep
+        self.total, self.weight = torch.zeros(number, num_classes, device=device), torch.zeros(number, device=device)
+
+    def __call__(self, probs: Tensor, rows: Tensor, real: Tensor) -> Tensor:
+        """The means (M, C) of images `rows` (M,), the present predictions included."""
+        new = torch.where(real, 1 - self.keep, 0.0)
+        self.total.index_add_(0, rows, new[:, None] * (probs - self.total[rows]))
+        self.weight.index_add_(0, rows, new * (1 - self.weight[rows]))
+        known = self.weight[rows][:, None]
+        return torch.where(known > 0, self.total[rows] / known.clamp(min=1 - self.keep), probs)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"recall": self.total, "recall.weight": self.weight}
+
+
 class PosteriorRisk(StepObjective):
     """Cross-entropy of both views with a posterior, by default that of the weak one: an EM step on exact inference.
 
     shares (C,): of the classes, which predictions are aligned with before their posterior is taken; None for no
         alignment.
+    recall: joins what was predicted before to the predictions that are judged by; None for these alone.
     """
 
     def __init__(
@@ -129,6 +153,7 @@ class PosteriorRisk(StepObjective):
         recipe: Recipe,
         shares: Tensor | None = None,
         device: torch.device | str = "cpu",
+        recall: Recall | None = None,
     ) -> None:
         super().__init__()
         self.posterior, self.recipe = posterior, recipe
@@ -136,10 +161,12 @@ class PosteriorRisk(StepObjective):
         self.shares = shares
         self.mean = None if shares is None else RunningMean(len(shares), recipe.align, device)
         self.sure = SureLabels(SURE_DECAY, device) if recipe.decided else None
+        self.recall = recall
 
     def state(self) -> dict[str, Tensor]:
         mean = {} if self.mean is None else self.mean.state("mean")
-        return mean if self.sure is None else mean | self.sure.state()
+        sure = {} if self.sure is None else self.sure.state()
+        return mean | sure | ({} if self.recall is None else self.recall.state())
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         recipe, M = self.recipe, len(inputs.weak)
@@ -148,6 +175,9 @@ class PosteriorRisk(StepObjective):
         with torch.no_grad():
             mine = logits.detach()
             judged = inputs.teacher(inputs.weak) if recipe.teacher else mine[:M]
+            if self.recall is not None:
+                known = self.recall(judged.softmax(1), inputs.step.rows, inputs.real)
+                judged = known.clamp(min=torch.finfo(known.dtype).tiny).log()
             shift = self._alignment(judged, inputs.real)
             q = self._targets(judged + shift, inputs)
             if self.sure is None:
@@ -155,7 +185,9 @@ class PosteriorRisk(StepObjective):
                 q_strong = own_first(recipe.own, inputs.progress, own, q)
             else:
                 q_strong = self._decided(q, inputs.real)
-                q = self._targets(mine[:M] + shift, inputs) if recipe.teacher else q
+                if recipe.teacher or self.recall is not None:
+                    own = partial(self._targets, mine[:M] + shift, inputs)
+                    q = own_first(recipe.decided, inputs.progress, own, q)
             q_strong = q_strong if partner is None else share * q_strong + (1 - share) * q_strong[partner]
         risk = -recipe.weak * (q * torch.log_softmax(logits[:M], 1)).sum()
         risk = risk - recipe.strong * (q_strong * torch.log_softmax(logits[M:], 1)).sum()
@@ -194,8 +226,10 @@ class AlignedConsistency(StepObjective):
     surer they are (`SureLabels`).
     """
 
-    def __init__(self, gold: Tensor, labelled: Tensor, num_classes: int, recipe: Recipe) -> None:
-        """gold (N,): classes; labelled (N,): where they are known; rows without are unlabelled.
+    def __init__(
+        self, gold: Tensor, labelled: Tensor, num_classes: int, recipe: Recipe, recall: Recall | None = None
+    ) -> None:
+        """gold (N,): classes; labelled (N,): where they are known; rows without are unlabelled; recall as above.
 
         Batches begin with `rows_with_labels` of the recipe.
         """
@@ -213,9 +247,10 @@ class AlignedConsistency(StepObjective):
         self.target = (shares / shares.sum()).float()
         self.mean = RunningMean(num_classes, recipe.align, gold.device)
         self.sure = SureLabels(recipe.align, gold.device)
+        self.recall = recall
 
     def state(self) -> dict[str, Tensor]:
-        return self.mean.state("mean") | self.sure.state()
+        return self.mean.state("mean") | self.sure.state() | ({} if self.recall is None else self.recall.state())
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         recipe = self.recipe
@@ -226,6 +261,8 @@ class AlignedConsistency(StepObjective):
         known = (recipe.weak * known + recipe.strong * strong) / (recipe.weak + recipe.strong)
         with torch.no_grad():  # targets in a pass of their own: a third of the work of one that is learnt from
             p = (inputs.teacher if recipe.teacher else inputs.network)(inputs.weak[L:]).softmax(1)
+            if self.recall is not None:
+                p = self.recall(p, inputs.step.rows[L:], inputs.real[L:])
             tiny = torch.finfo(p.dtype).tiny
             if recipe.align:
                 p = p * (self.target / self.mean(p.mean(0)).clamp(min=tiny))
@@ -235,11 +272,11 @@ class AlignedConsistency(StepObjective):
         return known + (weight * agree).mean()
 
 
-def own_first(share: float, progress: Tensor, own: Callable[[], Tensor], weak: Tensor) -> Tensor:
-    """Targets of strong views: their own for a share of all steps, then those of the weak ones."""
+def own_first(share: float, progress: Tensor, own: Callable[[], Tensor], other: Tensor) -> Tensor:
+    """Targets of a view: those of its own predictions for a share of all steps, then the others."""
     if not share:
-        return weak
-    return own() if share == 1 else torch.where(progress < share, own(), weak)
+        return other
+    return own() if share == 1 else torch.where(progress < share, own(), other)
 
 
 def doubtful(logits: Tensor, doubt: float) -> Tensor:
