@@ -321,6 +321,8 @@ def test_recipes_fit_the_images() -> None:
     assert few.own and not many.own
     few, many = (recipe_for(fastbus.PairSimilarity(), num_images=2 * n, num_bags=n) for n in (300, 10_000))
     assert few.epochs * 600 / few.rows >= 2500 and many.epochs == RECIPES["pair_similarity"].epochs
+    few, many = (recipe_for(fastbus.NoisyLabel(), num_images=n, num_bags=n) for n in (10_000, 50_000))
+    assert not few.fade and many.fade and few.pretrain == many.pretrain
     with pytest.raises(InputError, match="epochs"):
         Recipe(epochs=0)
     with pytest.raises(InputError, match="decay"):
