@@ -15,6 +15,7 @@ examples:
   fastbus bench paper --cells N_pos=250 --methods fastbus supervised --images DIR --device cuda
   fastbus bench paper --methods all --views 1500000 --set backbone=wrn_28_2 --images DIR --device cuda --workers 12
   fastbus bench paper --settings partial_label --set mixup=0.5 epochs=100 --images DIR --device cuda
+  fastbus bench paper --plan night.txt --images DIR --device cuda --workers 6 --time-limit 570
 
 Every finished run is a line of paper.jsonl in the folder --out and is not run again; what --time-limit cuts short goes
 on from its checkpoint when called again. fastbus bench report turns the lines into a table and a page.
@@ -22,6 +23,15 @@ on from its checkpoint when called again. fastbus bench report turns the lines i
 
 
 def add_options(parser: Any) -> None:
+    add_choice(parser)
+    parser.add_argument(
+        "--plan", metavar="FILE", help="many choices in one call: each line has the flags above, the first ones first"
+    )
+    _add_circumstances(parser)
+
+
+def add_choice(parser: Any) -> None:
+    """Flags that say which runs are wanted."""
     parser.add_argument("--settings", nargs="+", metavar="NAME", help="these kinds of weak labels alone (default: all)")
     parser.add_argument("--dataset", nargs="+", metavar="NAME", help="these images alone (default: cifar10)")
     parser.add_argument("--cells", nargs="+", metavar="NAME", help="these cells alone, as --list shows them")
@@ -33,6 +43,10 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--set", nargs="+", metavar="NAME=VALUE", help="change entries of the recipes: an ablation")
     parser.add_argument("--views", type=count_flag, metavar="N", help="about so many views a run, whatever the method")
     parser.add_argument("--held-out", type=_share, default=0.0, help="share of the weak labels kept back (default: 0)")
+
+
+def _add_circumstances(parser: Any) -> None:
+    """Flags that say where and how they run."""
     parser.add_argument("--images", metavar="DIR", default="data", help="folder of the official image files")
     parser.add_argument("--data", metavar="DIR", default="../shared/data", help="folder of cifar10n.npz")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where to train (default: cpu)")

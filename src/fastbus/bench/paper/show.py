@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fastbus.bench.paper.choices import read_choices, without_choice
+from fastbus.bench.paper.draw import expected_size
 from fastbus.bench.paper.grid import Cell, read_grid, select, tiny_cells
 from fastbus.bench.paper.methods import choose
-from fastbus.bench.paper.plan import Job, job_key, plan_jobs
+from fastbus.bench.paper.plan import Job, job_key, plan_jobs, views_of_an_epoch
 from fastbus.bench.paper.pool import run_jobs
 from fastbus.bench.paper.run import Place
 from fastbus.bench.paper.sets import SETS, human_labels, load_set
@@ -63,20 +65,31 @@ def show_paper(options: Any) -> int:
 
 
 def _jobs(options: Any) -> list[Job]:
-    if options.tiny:
+    """All runs asked for, each once."""
+    if options.plan is None:
+        return _chosen(options, options.tiny, options.list)
+    without_choice(options)
+    jobs: dict[tuple[str, int], Job] = {}
+    for choice in read_choices(Path(options.plan)):
+        for job in _chosen(choice, options.tiny, every_set=False):
+            jobs.setdefault(job.key, job)
+    return list(jobs.values())
+
+
+def _chosen(options: Any, tiny: bool, every_set: bool) -> list[Job]:
+    """The runs of one choice; every_set: on all images, if it names none."""
+    if tiny:
         names = options.dataset or ["digits"]
         for name in names:
             if name not in SETS:
                 raise InputError(f"--dataset {name!r}; expected some of {', '.join(SETS)}. Check the spelling.")
         cells = select([cell for name in names for cell in tiny_cells(name)], options.settings, None, options.cells)
     else:
-        data = options.dataset or (None if options.list else ["cifar10"])
+        data = options.dataset or (None if every_set else ["cifar10"])
         cells = select(read_grid(), options.settings, data, options.cells)
-    held_out = options.held_out or (TINY_HELD_OUT if options.tiny else 0.0)
+    held_out = options.held_out or (TINY_HELD_OUT if tiny else 0.0)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    return plan_jobs(
-        cells, choose(options.methods), seeds, _changes(options.set), held_out, options.tiny, options.views
-    )
+    return plan_jobs(cells, choose(options.methods), seeds, _changes(options.set), held_out, tiny, options.views)
 
 
 def _changes(entries: Sequence[str] | None) -> dict[str, Any]:
@@ -130,12 +143,25 @@ def _list(jobs: Sequence[Job], done: set[tuple[str, int]]) -> None:
         network, epochs = job.recipe.backbone, str(job.recipe.epochs)
         state = "yes" if job.key in done else ""
         table.add_row(
-            cell.setting, cell.data, cell.name, job.method, network, epochs, str(job.seed), state, told
+            cell.setting, cell.data, cell.name, _named(job.method, job.variant), network, epochs, str(job.seed), state,
+            told,
         )  # fmt: skip
     console = _console()
     console.print(table)
+    lacking = [job for job in jobs if job.key not in done]
+    before = {work.fingerprint: work for job in lacking if (work := job.pretraining) is not None}
+    views = sum(job.recipe.epochs * views_of_an_epoch(job.cell, job.recipe, job.method) for job in lacking)
+    views += sum(2 * work.recipe.pretrain * expected_size(work.cell)[0] for work in before.values())
+    console.print(f"{len(lacking)} of {len(jobs)} runs are still to be done, {views / 1e6:.0f} million views in all")
     for reason, letter in reasons.items():
         console.print(f"{letter}: {reason}")
+
+
+def _named(method: str, variant: str) -> str:
+    """For a table, which takes words in brackets for styles."""
+    from rich.markup import escape
+
+    return escape(f"{method} [{variant}]") if variant else method
 
 
 def _print(records: Sequence[Record]) -> None:
@@ -145,9 +171,9 @@ def _print(records: Sequence[Record]) -> None:
     for heading in ("setting", "data", "cell", "method", "seed", "metric", "averaged", "last", "seconds", "views/s"):
         table.add_column(heading, overflow="fold")
     for record in records:
-        name = record["method"] + (f" [{record['variant']}]" if record["variant"] else "")
         table.add_row(
-            record["setting"], record["data"], record["cell"], name, str(record["seed"]), record["metric"],
+            record["setting"], record["data"], record["cell"], _named(record["method"], record["variant"]),
+            str(record["seed"]), record["metric"],
             f"{record['accuracy']:.2f}", f"{record['accuracy_last']:.2f}", f"{record['seconds']:.1f}",
             f"{record['images_per_second']:,.0f}",
         )  # fmt: skip

@@ -1,0 +1,69 @@
+"""Plans of the paper's experiments: many choices of runs in one call, in their order and each once."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fastbus.cli import main
+
+PLAN = """
+# the first ones first
+--settings partial_label --set epochs=1
+--settings pair_comparison --seeds 2 --set epochs=1  # twice
+--settings partial_label pair_comparison --set epochs=1
+"""
+
+
+def plan(folder: Path, text: str) -> Path:
+    path = folder / "plan.txt"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_plan_is_run_in_its_order_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["bench", "paper", "--tiny", "--out", str(tmp_path), "--checkpoints", str(tmp_path / "unfinished")]
+    flags += ["--plan", str(plan(tmp_path, PLAN)), "--json"]
+    expected = [("partial_label", 0), ("pair_comparison", 0), ("pair_comparison", 1)]
+    for _ in range(2):  # the second time all is there already
+        assert main(flags) == 0
+        records = json.loads(capsys.readouterr().out)
+        assert [(record["setting"], record["seed"]) for record in records] == expected
+        assert all(record["config"]["epochs"] == 1 for record in records)
+    assert len((tmp_path / "paper-tiny.jsonl").read_text(encoding="utf-8").splitlines()) == 3
+
+
+def test_the_list_says_what_is_changed_and_how_much_there_is_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = "--settings semi_supervised --set epochs=3 pretrain=2\n--settings partial_label --set epochs=2\n"
+    assert main(["bench", "paper", "--list", "--plan", str(plan(tmp_path, lines)), "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "[epochs=3, pretrain=2]" in shown and "cifar100" not in shown
+    # two runs of 100,000 views a pass, an eighth and more of labelled ones in every step; what they share before; and
+    # two of 40,000 views a pass
+    views = 2 * 3 * 0.1 * 128 / 112 + 2 * 0.1 + 2 * 2 * 0.04
+    assert f"4 of 4 runs are still to be done, {views:.0f} million views in all" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "told"),
+    [
+        ("--settings magic", [], "magic"),
+        ("\n--sets partial_label", [], "line 2: unrecognized arguments"),
+        ("--seeds 0", [], "line 1"),
+        ("--settings 'partial_label", [], "line 1"),
+        ("--workers 3", [], "line 1"),
+        ("# nothing", [], "no line with flags"),
+        ("--settings partial_label", ["--methods", "all"], "--plan with --methods"),
+        ("--settings partial_label", ["--held-out", "0.1"], "--plan with --held-out"),
+    ],
+)
+def test_malformed_plans(
+    text: str, more: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = plan(tmp_path, text)
+    assert main(["bench", "paper", "--plan", str(path), "--out", str(tmp_path), *more]) == 2
+    complaint = capsys.readouterr().err.strip()
+    assert len(complaint.splitlines()) == 1 and told in complaint
+    assert list(tmp_path.iterdir()) == [path]
