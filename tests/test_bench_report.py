@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fastbus.bench.paper.grid import read_grid
-from fastbus.bench.paper.plan import product_fingerprint
+from fastbus.bench.paper.plan import product_job
 from fastbus.bench.paper_report.budget import budget_lines, budget_reasons
 from fastbus.bench.paper_report.markdown import as_markdown
 from fastbus.bench.paper_report.page import as_page
@@ -126,14 +126,21 @@ def test_the_newest_recipe_counts_and_older_ones_are_ablations() -> None:
 
 def test_the_recipe_of_the_product_counts_however_it_was_asked_for() -> None:
     """A trial that became the recipe is the figure; one by an earlier recipe stands in its place until then."""
-    product = product_fingerprint(CELLS[0], "fastbus")
-    trial = record(70.0, variant="learning_rate=0.1", fingerprint=product, config={"learning_rate": 0.1})
+    product = product_job(CELLS[0], "fastbus")
+    assert product is not None
+    trial = record(70.0, variant="learning_rate=0.1", fingerprint=product.fingerprint, config={"learning_rate": 0.1})
     later = record(85.0, config={"epochs": 99})
     (row, *_) = summarise(CELLS, [trial, later])
     assert row.ours is not None and row.ours.mean == 70
     assert len(row.ablations) == 1 and "earlier recipe" not in as_markdown([row])
     (row, *_) = summarise(CELLS, [later])
     assert row.ours is not None and row.ours.mean == 85 and "by an earlier recipe or" in as_markdown([row])
+    same = record(75.0, variant="epochs=200", fingerprint="other", config=product.recipe.as_dict())  # but for its data
+    (row, *_) = summarise(CELLS, [same, later])
+    assert row.ours is not None and row.ours.mean == 75 and "by an earlier recipe or" in as_markdown([row])
+    kept_back = record(75.0, fingerprint="other", config=product.recipe.as_dict() | {"held_out": 0.1})
+    (row, *_) = summarise(CELLS, [kept_back])
+    assert row.ours is None and len(row.ablations) == 1
 
 
 def test_a_seed_run_twice_counts_once() -> None:

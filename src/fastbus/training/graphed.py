@@ -64,6 +64,7 @@ class GraphedTraining:
         self.network: nn.Module = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.forward: Callable[[Tensor], Tensor] = torch.compile(self.network) if compiled else self.network
         self.average: nn.Module = copy.deepcopy(self.network).eval().requires_grad_(False)
+        self.teach: Callable[[Tensor], Tensor] = torch.compile(self.average) if compiled else self.average
         self.images, self.objective, self.views = images, objective, views
         self.recipe, self.steps = recipe, steps
         self.parameters = [p for p in self.network.parameters() if p.requires_grad]
@@ -130,7 +131,7 @@ class GraphedTraining:
             self.views.weak(x, self.generator),
             self.views.strong(x, self.generator),
             partial(self._apply, self.forward),
-            partial(self._teach, self.average),
+            partial(self._teach, self.teach),
             partial(self._apply, getattr(self.network, "features", self.network)),
             partial(self._teach, getattr(self.average, "features", self.average)),
             partial(self._apply, getattr(self.network, "classify", nn.Identity())),

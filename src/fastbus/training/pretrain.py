@@ -19,7 +19,9 @@ from fastbus.training.recipes import PRETRAIN_ROWS, Recipe
 from fastbus.training.step_objective import StepInputs, StepObjective
 from fastbus.training.views import Views, contrasting
 
-TEMPERATURE = 0.2
+# 12,500 small images of CIFAR-10, WRN-10-1, 20 passes: by 250 labels least squares on the features tells 39.1 % of the
+# other training images at a temperature of .2, 40.6 % at .1 and at .07; by 50 neighbours 45.8, 47.7 and 47.8 %.
+TEMPERATURE = 0.1
 PROJECTED = 128  # numbers by which views are compared; what is dropped on the way to them stays in the features
 RATE, WEIGHT_DECAY, WARMUP = 0.2, 2e-4, 400
 

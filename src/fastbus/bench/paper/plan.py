@@ -26,6 +26,7 @@ TINY: dict[str, Any] = {
 SCORER: dict[str, Any] = {"epochs": 60, "rows": 128, "learning_rate": 0.03, "weight_decay": 5e-4, "decay": 0.999}
 SCORER_IMAGES, SCORER_CALIBRATION = 15_000, 2_000
 TINY_SCORER = 600, 100
+WITHOUT_LABELS = {"rows": PRETRAIN_ROWS, "rate": RATE, "decay": WEIGHT_DECAY, "heat": TEMPERATURE}
 MIRRORED = ("cifar10", "cifar10n", "cifar100", "stl10")  # a mirrored digit is no digit, a mirrored shoe none of the set
 
 
@@ -58,13 +59,7 @@ class Pretraining:
     @property
     def fingerprint(self) -> str:
         network = {"backbone": self.recipe.backbone, "slope": self.recipe.slope}
-        how = {
-            "passes": self.recipe.pretrain,
-            "rows": PRETRAIN_ROWS,
-            "rate": RATE,
-            "decay": WEIGHT_DECAY,
-            "heat": TEMPERATURE,
-        }
+        how = {"passes": self.recipe.pretrain} | WITHOUT_LABELS
         images = SETS[self.cell.data].official if takes_all(self.cell) else [*self.cell.key, dict(self.cell.draw)]
         return _digest({"pretraining": images, **network, **how, "seed": self.seed})
 
@@ -99,6 +94,7 @@ class Job:
                 "scorer": None if self.scorer is None else self.scorer.fingerprint,
             }
             | ({} if self.budget is None else {"budget": self.budget})
+            | ({"without labels": WITHOUT_LABELS} if self.recipe.pretrain else {})
             | ({} if self.scorer is None else {"confidences": "at the cell's share of positives"})
             | ({"told": facts} if (facts := facts_for(self.method, self.cell)) else {})
         )
@@ -181,10 +177,9 @@ def plan_jobs(
     return list(jobs.values())
 
 
-def product_fingerprint(cell: Cell, method: str) -> str | None:
-    """That of a run by the product's recipe; None where the method does not fit the cell any more."""
-    jobs = plan_jobs([cell], [method], [0], {}, 0.0) if applies(method, cell) else []
-    return jobs[0].fingerprint if jobs else None
+def product_job(cell: Cell, method: str) -> Job | None:
+    """The first run by the product's recipe; None where the method does not fit the cell any more."""
+    return plan_jobs([cell], [method], [0], {}, 0.0)[0] if applies(method, cell) else None
 
 
 def views_of_an_epoch(cell: Cell, recipe: Recipe, method: str) -> float:

@@ -1,8 +1,8 @@
 """Runs added up: one group for each cell, method and configuration, and what stands beside it.
 
 The group that counts is the one trained by the recipe of the product, however it was asked for; where there is none
-yet, the newest one by an earlier recipe. All others are ablation lines, named by what their configuration changes;
-they stand below, however good they are.
+yet, the newest one with the same entries on other data or after another pretraining, else by an earlier recipe. All
+others are ablation lines, named by what their configuration changes; they stand below, however good they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from fastbus.bench.paper.draw import ceiling_cell
 from fastbus.bench.paper.grid import Cell, Figure
 from fastbus.bench.paper.methods import PAPER_NAMES, SUPERVISED
-from fastbus.bench.paper.plan import product_fingerprint
+from fastbus.bench.paper.plan import product_job
 from fastbus.bench.paper.sets import MISSING_FILES
 from fastbus.bench.results import Record
 
@@ -48,9 +48,23 @@ class Group(NamedTuple):
         return config
 
     @property
+    def standing(self) -> int:
+        """3 by the recipe that the product has now, 2 by its entries, 1 by an earlier one, 0 a trial."""
+        first, product = self.runs[0], product_job(self.cell, self.method)
+        if product is not None and first["fingerprint"] == product.fingerprint:
+            return 3
+        if self.config["held_out"] or self.budget is not None:
+            return 0
+        # an entry that an older line does not have was off
+        entries = {} if product is None else product.recipe.as_dict()
+        if entries and all((self.config.get(name) or 0) == (value or 0) for name, value in entries.items()):
+            return 2
+        return 0 if first["variant"] else 1
+
+    @property
     def current(self) -> bool:
         """Whether it was trained by the recipe that the product has now."""
-        return bool(self.runs[0]["fingerprint"] == product_fingerprint(self.cell, self.method))
+        return self.standing == 3
 
     @property
     def budget(self) -> int | None:
@@ -108,8 +122,8 @@ def summarise(cells: Sequence[Cell], records: Sequence[Record]) -> list[Row]:
         ]
         main: dict[str, Group] = {}
         for group in own:
-            told = group.runs[0]["variant"] or group.config["held_out"]
-            if group.current or (not told and not (group.method in main and main[group.method].current)):
+            standing = group.standing
+            if standing and (group.method not in main or standing >= main[group.method].standing):
                 main[group.method] = group
         found[cell.key] = own, main
     rows = []
