@@ -192,6 +192,19 @@ def test_fit_resume_and_predict_a_folder_of_pictures(tmp_path: Path, capsys: Cap
     assert summary["instances"] == 360, "scaled as fitted"
 
 
+def test_pictures_are_trained_by_a_recipe_if_asked_for(tmp_path: Path, capsys: Capture) -> None:
+    folder = digit_pictures(tmp_path / "photos")
+    words = ["fit", folder, "--supervision", "label_proportion", "--recipe", "{epochs: 20, warmup: 5, rows: 32}"]
+    summary = answer(capsys, *words, "--out", tmp_path / "run")
+    assert summary["epochs"] == 20 and summary["accuracy_on_these_instances"] > 0.8
+    saved = WeakClassifier.load(tmp_path / "run")
+    assert saved.recipe == {"epochs": 20, "warmup": 5, "rows": 32} and saved.recipe_["rows"] == 32
+    (tmp_path / "run" / "summary.json").unlink()
+    before = digest(tmp_path / "run")
+    answer(capsys, "resume", tmp_path / "run")
+    assert digest(tmp_path / "run") == before
+
+
 def test_fit_replaces_a_finished_run_only_when_forced(trained: Path, tmp_path: Path, capsys: Capture) -> None:
     shutil.copytree(trained / "run", tmp_path / "run")
     words = ["fit", trained / "iris.csv", "--bags", trained / "bags.csv", *PROPORTION, "--out", tmp_path / "run"]

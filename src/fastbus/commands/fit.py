@@ -25,6 +25,7 @@ examples:
   fastbus fit instances.csv --bags bags.csv --supervision label_proportion --out run
   fastbus fit photos/ --supervision crowd_label --option rate=0.2 --backbone resnet18 --out run
   fastbus fit photos/ --supervision noisy_label --views '{flip: false}' --train-option optimizer=sgd --out run
+  fastbus fit photos/ --supervision partial_label --recipe '{epochs: 50, mixup: 0.5}' --out run
   fastbus fit t.parquet --supervision 'label_proportion & semi_supervised' --epochs 30 --out run
   fastbus fit --config run.yaml --seed 1 --out run1      (flags win over the config)
 """
@@ -60,7 +61,9 @@ WORDS = {
     "class_loop": "tie the classes of a sigmoid head: labels or learned",
     "method": "fastbus (default), or a competing method by name, as docs/methods.md lists them",
     "views": "on, off, or options of the changed copies to train on, e.g. '{flip: false, pad: 2, cutout: 0}'",
+    "recipe": "on, off, or changed entries of the recipe that images are trained by, e.g. '{epochs: 50}'; on a GPU on",
 }
+EITHER = {"views": "{flip: false}", "recipe": "{epochs: 50}"}  # on, off, or a mapping such as this
 SWITCHES = {"calibrate": "fit a temperature on held-out bags", "raw": "do not standardise the features"}
 LEARNER = (*NUMBERS, *WORDS, "calibrate")
 
@@ -181,10 +184,10 @@ def _train_options(options: Any) -> dict[str, Any]:
     return settings
 
 
-def _views(text: str) -> Any:
+def _switch_or_entries(name: str, text: str) -> Any:
     from fastbus.errors import InputError
 
-    complaint = f"--views {text!r}; expected on, off or a mapping. Write e.g. --views '{{flip: false}}'."
+    complaint = f"--{name} {text!r}; expected on, off or a mapping. Write e.g. --{name} '{EITHER[name]}'."
     value = shared.yaml_value(text, complaint)
     if not isinstance(value, (bool, dict)):
         raise InputError(complaint)
@@ -199,8 +202,9 @@ def _classifier(options: Any, supervision: Supervision, data: WeakData) -> WeakC
         raise InputError(f"--seed {options.seed}; expected a whole number from 0 to 2^32 - 1. Pass e.g. 0.")
     given = {name: getattr(options, name) for name in LEARNER}
     chosen = {name: value for name, value in given.items() if value is not None and value is not False}
-    if options.views is not None:
-        chosen["views"] = _views(options.views)
+    for name in EITHER:
+        if name in chosen:
+            chosen[name] = _switch_or_entries(name, chosen[name])
     if options.train_option:
         chosen["train_options"] = _train_options(options)
     if options.method_option:
