@@ -76,7 +76,7 @@ FLAGS: dict[str, tuple[list[str], str]] = {
     "views with a word for a number": ([*FIT, *OUT, "--views", "{jitter: much}"], "jitter='much'"),
     "views with a mean": ([*FIT, *OUT, "--views", "{mean: 0}"], "'mean'"),
     "recipe a word": ([*FIT, *OUT, "--recipe", "tasty"], "--recipe 'tasty'"),
-    "recipe of a table": ([*FIT, *OUT, "--recipe", "{epochs: 5}"], "recipe"),
+    "recipe of a table": ([*FIT, *OUT, "--recipe", "{epochs: 5}"], "expected images"),
     "train option without a value": ([*FIT, *OUT, "--train-option", "clip"], "--train-option 'clip'"),
     "train option no yaml": ([*FIT, *OUT, "--train-option", "clip=[1,"], "--train-option"),
     "unknown train option": ([*FIT, *OUT, "--train-option", "optimiser=sgd"], "'optimiser'"),

@@ -50,10 +50,11 @@ def image_recipe(parameters: dict[str, Any], data: BagSet, num_outputs: int) -> 
     if obstacle is not None:
         if asked is None:
             return None
-        what, cure = (
-            ("recipe=", "Leave recipe=None.") if method == OWN_METHOD else (f'method="{method}"', "Leave it out.")
-        )
-        raise InputError(f"{what} with {obstacle}; expected plain inputs under a softmax head. {cure}")
+        if method == OWN_METHOD:
+            what, wanted, cure = "recipe=", "images", "Leave recipe=None."
+        else:
+            what, wanted, cure = f'method="{method}"', "plain inputs", "Leave it out."
+        raise InputError(f"{what} with {obstacle}; expected {wanted} under a softmax head. {cure}")
     shape = tuple(data.instances.shape[1:])
     recipe = recipe_for(data.supervision, num_images=len(data.instances), num_bags=len(data), image_shape=shape)
     changes = {name: parameters[name] for name in ("epochs", "learning_rate") if parameters[name] is not None}

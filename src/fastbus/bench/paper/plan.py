@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from fastbus.bench.paper.draw import SCORED, ceiling_cell, expected_size, supervision_of, takes_all
@@ -177,6 +178,7 @@ def plan_jobs(
     return list(jobs.values())
 
 
+@cache
 def product_job(cell: Cell, method: str) -> Job | None:
     """The first run by the product's recipe; None where the method does not fit the cell any more."""
     return plan_jobs([cell], [method], [0], {}, 0.0)[0] if applies(method, cell) else None
