@@ -1,5 +1,7 @@
 """Statistics of normalisation for averaged weights: counted by hand, and independent of the network in training."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -35,7 +37,7 @@ def test_only_normalisation_goes_by_the_batch() -> None:
 
 @pytest.mark.parametrize("teacher", [False, True])
 def test_the_averaged_network_is_normalised_by_its_own_statistics(teacher: bool) -> None:
-    """Whatever the network in training has gathered, predictions are those of the batch statistics of plain images."""
+    """Whatever the network in training has gathered, predictions go by its own statistics of both views."""
     images = torch.randint(0, 256, (40, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(40) % 4
     recipe = Recipe(backbone="wrn_28_2", epochs=2, rows=20, teacher=teacher, warmup=1)
@@ -47,9 +49,15 @@ def test_the_averaged_network_is_normalised_by_its_own_statistics(teacher: bool)
         if buffer.is_floating_point():
             buffer.mul_(3.0).add_(1.0)
     found = run.logits(images)
-    with torch.no_grad(), by_batch(run.training.average):
-        expected = run.training.average(run.views.plain(images))  # all images are one batch here
-    assert torch.allclose(found, expected, atol=0.05)
+    (both,) = run.training.changed_batches()  # all images are one batch here
+    by_hand = copy.deepcopy(run.training.average)
+    for layer in normalising(by_hand):
+        layer.momentum = 1.0  # nothing but the last batch counts
+        layer.train()
+    with torch.no_grad():
+        by_hand(both)
+        expected = by_hand.eval()(run.views.plain(images))
+    assert torch.allclose(found, expected, atol=1e-4)
     run.run_epoch()
     assert not torch.allclose(run.logits(images), found), "statistics are counted anew after further steps"
 
@@ -63,6 +71,25 @@ def test_statistics_are_counted_on_both_images_of_pairs(number: int) -> None:
     sizes = torch.full((number // 2,), 2)
     weak = torch.ones(number // 2, dtype=torch.long)
     run = ImageRun(fastbus.PairComparison(), images, sizes, weak, num_classes=2, recipe=recipe)
-    bright = torch.stack([(batch > 0).double().mean() for batch in run.training.plain_batches()])
-    assert abs(float(bright.mean()) - 0.5) < 0.02
-    assert float(bright.min()) > 0.35 and float(bright.max()) < 0.65
+    # a quarter of a strong view is cut out and has the mean colour; corners are seldom within
+    corners = [batch[:, :, 0, 0] > 0 for batch in run.training.changed_batches()]
+    bright = torch.stack([corner.double().mean() for corner in corners])
+    assert abs(float(bright.mean()) - 0.5) < 0.05
+    assert float(bright.min()) > 0.3 and float(bright.max()) < 0.7
+
+
+def test_statistics_are_of_both_views_and_leave_the_steps_their_numbers() -> None:
+    images = torch.randint(0, 256, (300, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    recipe = Recipe(backbone="small_cnn", epochs=1)
+    labels = torch.arange(300) % 4
+    run = ImageRun(fastbus.NoisyLabel(rate=0.3), images, torch.ones(300, dtype=torch.long), labels, num_classes=4,
+                   recipe=recipe)  # fmt: skip
+    before = run.training.generator.get_state()
+    first, again = (list(run.training.changed_batches()) for _ in range(2))
+    assert torch.equal(run.training.generator.get_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert [len(batch) for batch in first] == [250, 250]
+    weak, strong = (torch.cat([part.chunk(2)[half] for part in first]) for half in (0, 1))
+    # a square of side 8 is cut out of strong views alone, where it lies inside for the most part
+    cut_weak, cut_strong = ((view == 0).all(1).double().mean() for view in (weak, strong))
+    assert float(cut_weak) < 0.01 and 0.1 < float(cut_strong) < 0.25

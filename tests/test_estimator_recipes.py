@@ -114,7 +114,7 @@ def test_a_network_that_is_not_pretrained_has_the_recipe_for_that() -> None:
         assert recipe is not None
         return recipe.pretrain, recipe.decided, recipe.settle
 
-    aided, unaided = (90, True, 0.0), (0, False, 1.0)
+    aided, unaided = (90, 0.4, 0.0), (0, False, 1.0)
     assert entries() == entries(backbone="resnet18") == entries(backbone=build_backbone("resnet18", (3, 32, 32), 4))
     assert entries() == aided
     assert entries(backbone=nn.Flatten()) == entries(backbone="small-cnn") == unaided

@@ -54,9 +54,9 @@ class SecondNetwork:
 
     @torch.no_grad()
     def averaged(self, images: Tensor, training: GraphedTraining) -> Tensor:
-        """Logits float32 of the average, normalised by statistics of its own weights on plain images."""
+        """Logits float32 of the average, normalised by statistics of its own weights on changed views."""
         if self.counted != (taken := int(training.count)):
-            count_statistics(self.average, self._at, training.plain_batches())
+            count_statistics(self.average, self._at, training.changed_batches())
             self.counted = taken
         return self._at(images)
 

@@ -2,7 +2,10 @@
 
 The network in training gathers those of its own, latest weights, on views that are changed. Averaged weights lag
 behind: with those of the other a wide residual network of 28 layers had 71 % in the midst of training, with its own
-78 %. So a teacher is normalised by its batch, and what is evaluated counts its own, on plain images.
+78 %. So a teacher is normalised by its batch, and what is evaluated counts its own, on weak and strong views alike, as
+steps see them. A wide residual network of 10 layers, two seeds, test images of CIFAR-10: 2,000 labels among 10,000
+images, 54.8 % so (a log-likelihood of -1.252), 54.0 % (-1.257) by plain images; 10,000 labels, 61.4 % (-1.074) and
+61.3 % (-1.084).
 """
 
 from __future__ import annotations

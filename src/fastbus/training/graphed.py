@@ -25,7 +25,7 @@ from fastbus.training.step_objective import StepInputs, StepObjective
 from fastbus.training.views import Views
 
 AVERAGED_SHARE = 1 / 20  # of all steps that the average may look back on, so that it ends where training ends
-COUNTED, COUNTED_AT_ONCE = 10_000, 250  # images whose statistics normalise the averaged network
+COUNTED, COUNTED_AT_ONCE = 10_000, 125  # images whose statistics normalise the averaged network
 EAGER_STEPS = 3  # taken as they are, so that libraries choose their algorithms before the step is captured
 
 
@@ -153,24 +153,26 @@ class GraphedTraining:
 
     @torch.no_grad()
     def final(self) -> nn.Module:
-        """The averaged network, normalised by statistics of its own weights on plain images."""
+        """The averaged network, normalised by statistics of its own weights on views as they are trained on."""
         taken = int(self.count)
         if self.counted != taken:
             for mine, latest in zip(self.average.buffers(), self.network.buffers(), strict=True):
                 mine.copy_(latest)
-            count_statistics(self.average, partial(self._apply, self.average), self.plain_batches())
+            count_statistics(self.average, partial(self._apply, self.average), self.changed_batches())
             self.counted = taken
         return self.average
 
-    def plain_batches(self) -> Iterator[Tensor]:
-        """Plain views of images from the whole set, in batches of one size."""
+    def changed_batches(self) -> Iterator[Tensor]:
+        """Both views of images from the whole set, in batches of one size; the steps' own random numbers stay."""
         number = len(self.images)
         size = min(number, COUNTED_AT_ONCE)
         batches = min(number, COUNTED) // size
         # by lot: neighbours may be of one bag, and every other image the more positive one of its pair
         rows = torch.randperm(number, generator=torch.Generator().manual_seed(0))[: batches * size].to(self.device)
+        generator = torch.Generator(self.device).manual_seed(0)
         for some in rows.split(size):
-            yield self.views.plain(self.images[some])
+            x = self.images[some]
+            yield torch.cat([self.views.weak(x, generator), self.views.strong(x, generator)])
 
     @torch.no_grad()
     def _teach(self, network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
