@@ -191,7 +191,7 @@ RECIPES: dict[str, Recipe] = {
     # 150 epochs after 180 such passes ended at 87.9 %, still rising; after 90 of them the curve was the same. With 256
     # rows an H200 takes half as many views again in a second as with 128, and the rate grows with the rows.
     "semi_supervised": Recipe(
-        epochs=350, pretrain=90, rows=256, labelled_rows=32, learning_rate=0.06, teacher=True, align=0.999
+        epochs=400, pretrain=90, rows=256, labelled_rows=32, learning_rate=0.06, teacher=True, align=0.999
     ),
     "partial_label": INSTANCES.replace(epochs=200),
     "complementary_label": INSTANCES,
@@ -228,7 +228,7 @@ FEW_PAIRS = 600
 SIMILAR, LEAST_STEPS = ("pair_similarity", "similarity_confidence"), 2500
 STEPS = 20_000  # of a fit whose epochs are left open, at most
 # Where labels say little of each image, networks have much to learn.
-MORE_STEPS = {"semi_supervised": 70_000, "noisy_label": 40_000, "partial_label": 32_000}
+MORE_STEPS = {"semi_supervised": 80_000, "noisy_label": 40_000, "partial_label": 32_000}
 PRETRAIN_STEPS, PRETRAIN_ROWS = 40_000, 256
 # Labels fade where they might be learnt by heart: 14,000 steps gain by it (noisy labels above), while 3,400 steps of a
 # small network on 11,000 small images, 60 % wrong labels, had -2.208 on held-out ones and -2.176 with labels that stay.
