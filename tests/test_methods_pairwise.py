@@ -217,6 +217,18 @@ def test_an_uncorrected_risk_does_not_pull_at_scores_without_end(setting: str, m
     assert slope(0.0) > 1e-3 and slope(10.0) < 1e-6
 
 
+@pytest.mark.parametrize(("setting", "method"), [("pair_similarity", "risk_sd"), ("similarity_confidence", "sc_abs")])
+def test_a_prior_close_to_a_half_does_not_lengthen_the_steps(setting: str, method: str) -> None:
+    """The risks are divided by 2 prior - 1, and SGD would take their scale for the length of its steps."""
+
+    def slope(prior: float) -> float:
+        views = [random_logits(10, 2, seed).float().requires_grad_() for seed in (3, 4)]
+        loss = pair_run(setting, method, prior=prior).objective(inputs_of(views[0], views[1], step_of([2, 2, 2, 2])))
+        return float(torch.autograd.grad(loss, views)[0].abs().max())
+
+    assert slope(0.49) < 2 * slope(PRIOR)
+
+
 @pytest.mark.parametrize("method", ["gbm", "glws"])
 def test_ordered_pairs_keep_the_share_of_positives(method: str) -> None:
     run = pair_run("pair_comparison", method, QUICK.replace(epochs=12, own=True))

@@ -86,6 +86,12 @@ def test_what_does_not_fit_is_refused() -> None:
         method_run("label_proportion", "pc_abs", prior=0.4)
     with pytest.raises(InputError, match=r"pc_abs needs the share of positives; expected prior=.*prior=0.4"):
         pair_run("pair_comparison", "pc_abs")
+    for method in ("nnpu", "count_loss"):
+        with pytest.raises(InputError, match=rf"{method} needs the share of positives"):
+            known = torch.where(torch.arange(60) < 10, 1, -1)
+            images = torch.zeros(60, 1, 8, 8, dtype=torch.uint8)
+            ImageRun(fastbus.PositiveUnlabeled(), images, torch.ones(60, dtype=torch.long), known, num_classes=2,
+                     recipe=QUICK, objective=objective_of(method))  # fmt: skip
     with pytest.raises(InputError, match=r"cege on 10 classes; expected 2"):
         method_run("label_proportion", "cege")
     _, images, weak = pair_digits("pair_comparison")

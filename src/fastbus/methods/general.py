@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fastbus.errors import InputError
 from fastbus.inference.fixed import FixedPosterior
 from fastbus.inference.fixed_build import fixed_posterior
 from fastbus.inference.infer import infer
@@ -80,7 +81,11 @@ class CountLossUnlabelled(StepObjective):
 
 def make_count_loss(run: ImageRun, options: MethodOptions) -> StepObjective:
     if run.supervision.name == "positive_unlabeled":
-        assert options.prior is not None  # the supervision holds it
+        if options.prior is None:
+            raise InputError(
+                "count_loss needs the share of positives among unlabelled rows; expected prior=, or a supervision that "
+                "knows it. Pass PositiveUnlabeled(prior=0.4), e.g. from PositiveUnlabeled.estimate."
+            )
         return CountLossUnlabelled(run, options.prior)
     return CountLoss(run)
 

@@ -56,7 +56,7 @@ class PrototypeContrast(StepObjective):
         self.recipe, self.candidates = run.recipe, candidates
         self.steps = run.steps_per_epoch * run.recipe.epochs
         self.start = start / run.recipe.epochs
-        features = fresh_network(run, run.seed).num_features
+        features = run.num_features or fresh_network(run, run.seed).num_features
         source = torch.Generator().manual_seed(run.seed)
 
         def drawn(*shape: int) -> Tensor:

@@ -27,6 +27,10 @@ BOUNDED = (
     "Scores are kept within 10 softly, since plain gradient descent follows an unbounded risk to infinity, where the "
     "authors' Adam takes steps of one size; the risk is unbiased for such scores too, bound=0 lifts it."
 )
+GENTLE = (
+    "The objective is the risk times |2 prior - 1|, by which the risk itself is divided: the authors' Adam does not "
+    "mind its scale, SGD does."
+)
 
 
 class PairScores(NamedTuple):
@@ -86,3 +90,12 @@ def uneven_prior(prior: float, method: str) -> float:
             "2 prior - 1. Use gbm or glws, or leave the method out to train with FastBUS."
         )
     return prior
+
+
+def gentle_scale(prior: float) -> float:
+    """What a risk that is divided by 2 prior - 1 is multiplied by: its minimum stays, SGD's steps are of usual length.
+
+    Digits, a wide residual network of 10 layers, a prior of .45 and two draws: RiskSD 81 and 78 % so, 58 and 55 %
+    without, and ScUnbiased 69 and 70 %, 51 and 51 % without; at .65 it makes no difference.
+    """
+    return abs(2 * prior - 1)

@@ -18,10 +18,12 @@ from torch import Tensor
 
 from fastbus.methods.pair_rows import (
     BOUNDED,
+    GENTLE,
     Correction,
     PairScores,
     bound_of,
     corrected,
+    gentle_scale,
     negative_loss,
     pair_mean,
     pair_scores,
@@ -131,6 +133,7 @@ class SimilarRisk(StepObjective):
         found = float(self.similar[self.told].mean()) if bool(self.told.any()) else expected
         found = min(max(found, 1e-6), 1 - 1e-6)
         self.kinds = ((1 - expected) / (1 - found), expected / found)  # dissimilar, similar
+        self.scale = gentle_scale(prior)
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         bags = inputs.step.bags
@@ -139,7 +142,7 @@ class SimilarRisk(StepObjective):
 
         def risk(logits: Tensor) -> Tensor:
             first, second, counts = pair_scores(logits, inputs.step, self.told[bags], self.bound)
-            return pair_mean(kind * similar_losses(first, second, similar, self.prior), counts)
+            return self.scale * pair_mean(kind * similar_losses(first, second, similar, self.prior), counts)
 
         return blend(self.recipe, *(risk(logits) for logits in view_logits(inputs)))
 
@@ -191,7 +194,7 @@ register(
         reference="Shimada, Bao, Sato, Sugiyama, Classification from pairwise similarities/dissimilarities and "
         "unlabeled data via empirical risk minimization, Neural Computation 2021",
         differs="Both views enter. Where the data hold another share of similar pairs than the prior says, the two "
-        f"kinds are weighed back. {BOUNDED}",
+        f"kinds are weighed back. {GENTLE} {BOUNDED}",
         make=_make_similar,
         extra=("bound",),
         needs=("prior",),

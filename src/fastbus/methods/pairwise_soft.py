@@ -14,10 +14,12 @@ from torch import Tensor
 
 from fastbus.methods.pair_rows import (
     BOUNDED,
+    GENTLE,
     Correction,
     PairScores,
     bound_of,
     corrected,
+    gentle_scale,
     negative_loss,
     pair_mean,
     pair_scores,
@@ -73,10 +75,12 @@ def difference_parts(pairs: PairScores, difference: Tensor, prior: float) -> lis
 class SoftPairRisk(StepObjective):
     """A corrected sum of partial risks, averaged over the two views."""
 
-    def __init__(self, run: ImageRun, prior: float, parts: Parts, correction: Correction, bound: float) -> None:
+    def __init__(
+        self, run: ImageRun, prior: float, parts: Parts, correction: Correction, bound: float, scale: float = 1.0
+    ) -> None:
         super().__init__()
         self.recipe, self.prior, self.parts, self.correction = run.recipe, prior, parts, correction
-        self.bound = bound
+        self.bound, self.scale = bound, scale
         self.weak, self.told = told_pairs(run)
 
     def __call__(self, inputs: StepInputs) -> Tensor:
@@ -84,15 +88,18 @@ class SoftPairRisk(StepObjective):
 
         def risk(logits: Tensor) -> Tensor:
             pairs = pair_scores(logits, inputs.step, self.told[bags], self.bound)
-            return corrected(self.parts(pairs, self.weak[bags], self.prior), self.correction)
+            return self.scale * corrected(self.parts(pairs, self.weak[bags], self.prior), self.correction)
 
         return blend(self.recipe, *(risk(logits) for logits in view_logits(inputs)))
 
 
 def _make(run: ImageRun, options: MethodOptions, *, name: str, parts: Parts, correction: Correction) -> StepObjective:
     assert options.prior is not None  # one of its needs
-    prior = uneven_prior(options.prior, name) if name.startswith("sc_") else options.prior
-    return SoftPairRisk(run, prior, parts, correction, bound_of(options, correction))
+    prior, scale = options.prior, 1.0
+    if name.startswith("sc_"):  # divided by 2 prior - 1
+        prior = uneven_prior(prior, name)
+        scale = gentle_scale(prior)
+    return SoftPairRisk(run, prior, parts, correction, bound_of(options, correction), scale)
 
 
 _SIMILARITY: dict[str, tuple[str, Parts, Correction, str]] = {
@@ -121,7 +128,7 @@ for _name, (_title, _parts, _correction, _note) in _SIMILARITY.items():
             title=_title,
             settings=("similarity_confidence",),
             reference="Cao, Feng, Xu, An, Niu, Sugiyama, Learning from similarity-confidence data, ICML 2021",
-            differs=_VIEWS + _note + f" {BOUNDED}" * (_correction == "none"),
+            differs=f"{_VIEWS}{_note} {GENTLE}" + f" {BOUNDED}" * (_correction == "none"),
             make=partial(_make, name=_name, parts=_parts, correction=_correction),
             extra=("bound",),
             needs=("prior",),

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fastbus.errors import InputError
 from fastbus.models.backbone import Backbone, image_shape
+from fastbus.models.rectified_norm import RectifiedNorm
 
 WIDTHS = (64, 128, 256, 512)
 BLOCKS_PER_STAGE = 2
@@ -28,18 +28,17 @@ class BasicBlock(nn.Module):
     def __init__(self, fan_in: int, fan_out: int, stride: int) -> None:
         super().__init__()
         self.conv1 = conv3x3(fan_in, fan_out, stride)
-        self.bn1 = nn.BatchNorm2d(fan_out)
+        self.bn1 = RectifiedNorm(fan_out)
         self.conv2 = conv3x3(fan_out, fan_out)
-        self.bn2 = nn.BatchNorm2d(fan_out)
+        self.bn2 = RectifiedNorm(fan_out)
         self.shortcut = nn.Sequential()
         if stride != 1 or fan_in != fan_out:
             self.shortcut.append(nn.Conv2d(fan_in, fan_out, 1, stride, bias=False))
-            self.shortcut.append(nn.BatchNorm2d(fan_out))
+            self.shortcut.append(RectifiedNorm(fan_out, slope=1.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        out = self.bn2(self.conv2(out)) + self.shortcut(x)
-        return F.relu(out, inplace=True)
+        out: Tensor = self.bn2(self.conv2(self.bn1(self.conv1(x))), after=self.shortcut(x))
+        return out
 
 
 class PreActBlock(nn.Module):
@@ -47,18 +46,17 @@ class PreActBlock(nn.Module):
 
     def __init__(self, fan_in: int, fan_out: int, stride: int) -> None:
         super().__init__()
-        self.bn1 = nn.BatchNorm2d(fan_in)
+        self.bn1 = RectifiedNorm(fan_in)
         self.conv1 = conv3x3(fan_in, fan_out, stride)
-        self.bn2 = nn.BatchNorm2d(fan_out)
+        self.bn2 = RectifiedNorm(fan_out)
         self.conv2 = conv3x3(fan_out, fan_out)
         plain = stride == 1 and fan_in == fan_out
         self.shortcut = None if plain else nn.Conv2d(fan_in, fan_out, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        active = F.relu(self.bn1(x), inplace=True)
+        active = self.bn1(x)
         carried = x if self.shortcut is None else self.shortcut(active)
-        out = self.conv2(F.relu(self.bn2(self.conv1(active)), inplace=True))
-        return torch.add(carried, out)
+        return torch.add(carried, self.conv2(self.bn2(self.conv1(active))))
 
 
 class _Stages(Backbone):
@@ -93,11 +91,11 @@ class ResNet18(_Stages):
 
     def __init__(self, input_shape: tuple[int, ...], num_outputs: int, *, stem_stride: int | None = None) -> None:
         super().__init__(input_shape, num_outputs, BasicBlock, stem_stride, "resnet18")
-        self.bn = nn.BatchNorm2d(WIDTHS[0])
+        self.bn = RectifiedNorm(WIDTHS[0])
 
     def features(self, x: Tensor) -> Tensor:
         self.check(x)
-        out: Tensor = self.blocks(F.relu(self.bn(self.stem(x)), inplace=True))
+        out: Tensor = self.blocks(self.bn(self.stem(x)))
         return out.mean(dim=(2, 3))
 
 
@@ -106,9 +104,9 @@ class PreActResNet18(_Stages):
 
     def __init__(self, input_shape: tuple[int, ...], num_outputs: int, *, stem_stride: int | None = None) -> None:
         super().__init__(input_shape, num_outputs, PreActBlock, stem_stride, "preact_resnet18")
-        self.bn = nn.BatchNorm2d(WIDTHS[-1])
+        self.bn = RectifiedNorm(WIDTHS[-1])
 
     def features(self, x: Tensor) -> Tensor:
         self.check(x)
-        out = F.relu(self.bn(self.blocks(self.stem(x))), inplace=True)
+        out: Tensor = self.bn(self.blocks(self.stem(x)))
         return out.mean(dim=(2, 3))

@@ -6,41 +6,37 @@ blocks with 16, 32 and 64 times `width` channels, normalised and averaged over p
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastbus.errors import InputError
 from fastbus.models.backbone import Backbone, dropout_rate, image_shape
+from fastbus.models.rectified_norm import RectifiedNorm
 from fastbus.models.resnet import conv3x3
 
 
 class WideBlock(nn.Module):
-    """BN-ReLU-conv-BN-ReLU-(dropout)-conv, added to the input; a projection sees the activated input."""
+    """BN-ReLU-conv-BN-ReLU-(dropout)-conv, added to the input; a projection sees the activated input.
+
+    Blocks take and return the two parts of a sum, which the next normalisation adds up.
+    """
 
     def __init__(self, fan_in: int, fan_out: int, stride: int, slope: float, dropout: float) -> None:
         super().__init__()
-        self.slope = slope
         self.dropout = dropout
-        self.bn1 = nn.BatchNorm2d(fan_in)
+        self.bn1 = RectifiedNorm(fan_in, slope)
         self.conv1 = conv3x3(fan_in, fan_out, stride)
-        self.bn2 = nn.BatchNorm2d(fan_out)
+        self.bn2 = RectifiedNorm(fan_out, slope)
         self.conv2 = conv3x3(fan_out, fan_out)
         # As in the original, by channels alone: width 1 has no projection in its first stage.
         self.shortcut = None if fan_in == fan_out else nn.Conv2d(fan_in, fan_out, 1, stride, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        active = rectify(self.bn1(x), self.slope)
-        out = rectify(self.bn2(self.conv1(active)), self.slope)
+    def forward(self, out: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor]:
+        x, active = self.bn1.of_sum(out, carried)
+        out = self.bn2(self.conv1(active))
         if self.dropout:
             out = F.dropout(out, self.dropout, self.training)
-        carried = x if self.shortcut is None else self.shortcut(active)
-        return torch.add(carried, self.conv2(out))
-
-
-def rectify(x: Tensor, slope: float) -> Tensor:
-    """ReLU, leaky by `slope`; in place, for nothing else reads what batch norm returns."""
-    return F.leaky_relu(x, slope, inplace=True) if slope else F.relu(x, inplace=True)
+        return self.conv2(out), x if self.shortcut is None else self.shortcut(active)
 
 
 class WideResNet(Backbone):
@@ -75,10 +71,12 @@ class WideResNet(Backbone):
                 stride = 2 if stage and not index else 1
                 blocks.append(WideBlock(fan_in, base * width, stride, self.slope, rate))
                 fan_in = base * width
-        self.blocks = nn.Sequential(*blocks)
-        self.bn = nn.BatchNorm2d(fan_in)
+        self.blocks = nn.ModuleList(blocks)
+        self.bn = RectifiedNorm(fan_in, self.slope)
 
     def features(self, x: Tensor) -> Tensor:
         self.check(x)
-        out = rectify(self.bn(self.blocks(self.stem(x))), self.slope)
-        return out.mean(dim=(2, 3))
+        out, carried = self.stem(x), None
+        for block in self.blocks:
+            out, carried = block(out, carried)
+        return self.bn.of_sum(out, carried)[1].mean(dim=(2, 3))

@@ -12,6 +12,7 @@ from typing import Any
 from fastbus.bench.paper.draw import num_classes
 from fastbus.bench.paper.grid import Cell
 from fastbus.errors import InputError
+from fastbus.methods.imperfect_dividemix import published_weight
 from fastbus.methods.registry import get_method, method_names
 from fastbus.methods.uum import LARGEST_BAG
 
@@ -70,7 +71,7 @@ def applies(method: str, cell: Cell) -> bool:
 
 
 def facts_for(method: str, cell: Cell) -> dict[str, Any]:
-    """What a competing method is told beside the weak labels: the share of positives of pairs."""
+    """What a competing method is told beside the weak labels: the share of positives of pairs, settings of its own."""
     if method in OWN:
         return {}
     known: dict[str, Any] = {}
@@ -78,6 +79,8 @@ def facts_for(method: str, cell: Cell) -> dict[str, Any]:
         known = {"known_prior": True}  # it would estimate what all others are told
     if method == "lws":
         known = {"loss": "cross_entropy", "beta": 2.0}  # of the published losses the one that learns in short runs
+    if method == "dividemix" and "ratio" in cell.draw:  # by an estimate it would miss what its authors tuned
+        known = {"unlabelled_weight": published_weight(cell.draw["ratio"], False, num_classes(cell))}
     return known | ({"prior": cell.draw["prior"]} if "prior" in cell.draw else {})
 
 
