@@ -8,7 +8,7 @@ import torch
 
 from fastbus.bench.paper.draw import SCORED, Source, draw_task
 from fastbus.bench.paper.grid import Cell, read_grid, tiny_cells
-from fastbus.bench.paper.methods import EQUAL, applies, choose
+from fastbus.bench.paper.methods import EQUAL, applies, choose, facts_for
 from fastbus.bench.paper.plan import plan_jobs, views_of_an_epoch
 from fastbus.bench.paper.sets import Images, load_set
 from fastbus.errors import InputError
@@ -101,3 +101,10 @@ def test_views_of_an_epoch_are_those_of_a_run() -> None:
             run = ImageRun(rule, images, sizes, weak, num_classes=task.num_classes, recipe=job.recipe, flip=False)
             run.run_epoch()
             assert 0.8 < run.views_seen / views_of_an_epoch(cell, job.recipe, job.method) < 1.35, cell.title
+
+
+def test_dividemix_has_the_weight_its_authors_chose_for_the_true_share() -> None:
+    """The authors' 20 and 80 % of labels drawn anew are .18 and .72 wrong ones: 0 and 25."""
+    cells = {cell.name: cell for cell in CIFAR if cell.setting == "noisy_label"}
+    told = {name: facts_for("dividemix", cell) for name, cell in cells.items()}
+    assert told == {"ratio=0.3": {"unlabelled_weight": 0.0}, "ratio=0.7": {"unlabelled_weight": 25.0}}

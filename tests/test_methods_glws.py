@@ -45,6 +45,20 @@ def test_glws_of_noisy_labels_by_hand() -> None:
     assert float(imbalance(mean, uneven)) == pytest.approx(-0.2 * np.log(0.5) - 0.8 * np.log(0.25), rel=1e-6)
 
 
+def test_glws_takes_a_missing_label_for_no_evidence() -> None:
+    run = method_run("noisy_label", "glws")
+    objective = run.objective
+    rows = torch.arange(4)
+    objective.told[rows] = False
+    view = random_logits(4 + 2, run.num_classes, 0).float()
+    step = step_of([1] * 4)
+    losses = []
+    for label in (0, 1):  # whatever class stands in its place
+        objective.labels[rows] = label
+        losses.append(float(objective(inputs_of(view[:4], view[:4], step._replace(rows=rows)))))
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize("kind", ["label_proportion", "multi_instance", "semi_supervised", "positive_unlabeled"])
 def test_a_step_waits_for_nothing(kind: str) -> None:
     run = method_run(kind, "glws", QUICK.replace(epochs=1))

@@ -198,6 +198,19 @@ def test_sure_predictions_cost_while_warm_where_noise_is_asymmetric() -> None:
     assert losses[1] - losses[0] == pytest.approx(np.log(10), abs=0.2)  # the entropy of a network that knows nothing
 
 
+@pytest.mark.parametrize("pretrain", [0, 5])
+def test_both_networks_begin_with_pretrained_features(pretrain: int) -> None:
+    run = method_run("noisy_label", "dividemix", QUICK.replace(pretrain=pretrain))
+    objective = run.objective
+    assert isinstance(objective, dividemix.DivideMix)
+    objective.start_epoch(run)
+    first, second = run.training.network.state_dict(), objective.second.network.state_dict()
+    learnt = [name for name in first if name.endswith("weight") and first[name].dim() > 1]
+    alike = {name for name in learnt if torch.equal(first[name], second[name])}
+    assert alike == ({name for name in learnt if not name.startswith("classifier.")} if pretrain else set())
+    assert all(torch.equal(x, second[name]) for name, x in objective.second.average.state_dict().items())
+
+
 def test_both_networks_are_evaluated() -> None:
     run = method_run("noisy_label", "dividemix", QUICK.replace(epochs=2))
     run.run_epoch()

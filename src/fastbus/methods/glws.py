@@ -129,7 +129,8 @@ class NoisyEM(StepObjective):
     def __init__(self, run: ImageRun, rate: float | None) -> None:
         super().__init__()
         C = run.num_classes
-        self.labels = classes_of(run.weak, C, run.supervision.name).clamp(min=0).to(run.device)
+        labels = classes_of(run.weak, C, run.supervision.name).to(run.device)
+        self.labels, self.told = labels.clamp(min=0), labels >= 0
         start = FIRST_RATE if rate is None else rate
         matrix = torch.full((C, C), start / (C - 1)).fill_diagonal_(1 - start).log().to(run.device)
         self.log_confusion = matrix.requires_grad_(rate is None)
@@ -141,6 +142,7 @@ class NoisyEM(StepObjective):
         weak, strong = view_logits(inputs)
         said = self.labels[inputs.step.rows]
         log_evidence = torch.log_softmax(self.log_confusion, 1).T[said]  # (M, C): log P(said | class)
+        log_evidence = torch.where(self.told[inputs.step.rows][:, None], log_evidence, 0.0)
         joint = torch.log_softmax(weak, 1) + log_evidence
         q = torch.softmax(joint.detach(), 1)
         likelihood = -torch.logsumexp(joint, 1)

@@ -110,6 +110,8 @@ class DivideMix(StepObjective):
         return own | self.second.state()
 
     def start_epoch(self, run: ImageRun) -> None:
+        if run.epoch == 0 and run.recipe.pretrain:  # both know the images without labels
+            self.second.begin_like(run.training.network)
         if run.epoch < self.warm_epochs:
             return
         self.warm.zero_()
@@ -183,8 +185,9 @@ register(
         title="DivideMix",
         settings=SETTINGS,
         reference="Li, Socher and Hoi, DivideMix: learning with noisy labels as semi-supervised learning, ICLR 2020",
-        differs="Both networks learn in every step, and kept and distrusted labels share a batch instead of coming in "
-        "equal parts; the two views are the weak and the strong one. The weight of distrusted rows "
+        differs="Both networks learn in every step, from pretrained features where there are any, and kept and "
+        "distrusted labels share a batch instead of coming in equal parts; the two views are the weak and the strong "
+        "one. The weight of distrusted rows "
         "(unlabelled_weight=) is what the authors tuned for the share of wrong labels (CIFAR-10: 0 at 20 % and for "
         "asymmetric noise, 25 at 50 and 80 %, 50 at 90 %), the share being the one known or else that of the first "
         "division. Warm-up and ramp take the authors' 10 and 16 passes, each a quarter of the run at most. Without the "

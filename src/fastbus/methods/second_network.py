@@ -66,6 +66,15 @@ class SecondNetwork:
             out: Tensor = self.average(images.to(memory_format=torch.channels_last))
         return out.float()
 
+    @torch.no_grad()
+    def begin_like(self, other: nn.Module) -> None:
+        """Take over all weights of another network but those of the last layer, before the first step."""
+        theirs = other.state_dict()
+        for name, x in self.network.state_dict().items():
+            if not name.startswith("classifier."):
+                x.copy_(theirs[name])
+        self.average.load_state_dict(self.network.state_dict())
+
     def descend(self, loss: Tensor, progress: Tensor) -> None:
         """One step down the loss."""
         grads = list(torch.autograd.grad(loss, self.parameters))
