@@ -12,7 +12,7 @@ from fastbus.bench.paper.plan import product_job
 from fastbus.bench.paper_report.budget import budget_lines, budget_reasons
 from fastbus.bench.paper_report.markdown import as_markdown
 from fastbus.bench.paper_report.page import as_page
-from fastbus.bench.paper_report.summary import best_rival, figure_text, lines_of, summarise
+from fastbus.bench.paper_report.summary import FORMER, best_rival, figure_text, lines_of, summarise
 from fastbus.cli import main
 from test_report_page import Page, opened
 
@@ -141,6 +141,18 @@ def test_the_recipe_of_the_product_counts_however_it_was_asked_for() -> None:
     kept_back = record(75.0, fingerprint="other", config=product.recipe.as_dict() | {"held_out": 0.1})
     (row, *_) = summarise(CELLS, [kept_back])
     assert row.ours is None and len(row.ablations) == 1
+
+
+def test_a_recipe_that_the_product_once_had_stands_before_older_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = product_job(CELLS[0], "fastbus")
+    assert product is not None
+    older = record(85.0, config={"epochs": 99})
+    former = record(80.0, variant="mixup=0.5", config=product.recipe.as_dict() | {"mixup": 0.5})
+    (row, *_) = summarise(CELLS, [older, former])
+    assert row.ours is not None and row.ours.mean == 85  # a trial like others
+    monkeypatch.setitem(FORMER, "multi_instance", ({"mixup": 0.5},))
+    (row, *_) = summarise(CELLS, [older, former])
+    assert row.ours is not None and row.ours.mean == 80 and "by an earlier recipe or" in as_markdown([row])
 
 
 def test_a_seed_run_twice_counts_once() -> None:

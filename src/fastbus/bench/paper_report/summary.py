@@ -21,6 +21,9 @@ from fastbus.bench.results import Record
 
 QUIET = ("supervision", "images", "bags", "num_classes", "steps_per_epoch", "draw")  # follow from the rest
 
+# entries of recipes that the product had for a while, where runs had asked for them by --set before
+FORMER: dict[str, tuple[dict[str, Any], ...]] = {"noisy_label": ({"decided": True},)}
+
 
 class Group(NamedTuple):
     """All seeds of a cell and a method under one configuration."""
@@ -55,11 +58,15 @@ class Group(NamedTuple):
             return 3
         if self.config["held_out"] or self.budget is not None:
             return 0
-        # an entry that an older line does not have was off
         entries = {} if product is None else product.recipe.as_dict()
-        if entries and all((self.config.get(name) or 0) == (value or 0) for name, value in entries.items()):
+        if entries and self._has(entries):
             return 2
-        return 0 if first["variant"] else 1
+        former = any(self._has(entries | changes) for changes in FORMER.get(self.cell.setting, ()))
+        return 0 if first["variant"] and not former else 1
+
+    def _has(self, entries: dict[str, Any]) -> bool:
+        """Whether it was trained by these entries of a recipe; one that an older line does not have was off."""
+        return all((self.config.get(name) or 0) == (value or 0) for name, value in entries.items())
 
     @property
     def current(self) -> bool:
