@@ -30,8 +30,8 @@ NOTES = (
     "rates and weight decays are those of our recipes, chosen for FastBUS by "
     "held-out weak labels; rivals were not tuned. Of its published losses LWS has the cross-entropy, which learns "
     "in short runs, too.",
-    "UUM goes through all orders of a bag's labels, which bags of more than 6 do not allow: it has no row on proportions. "
-    "Methods for crowds and for two unlabelled sets have no cell in the paper.",
+    "UUM goes through all orders of a bag's labels, which bags of more than 6 do not allow: it has no row on "
+    "proportions. Methods for crowds and for two unlabelled sets have no cell in the paper.",
     "Made by fastbus bench paper and fastbus bench report; every run is a line of paper.jsonl.",
 )
 
