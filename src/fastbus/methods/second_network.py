@@ -12,8 +12,10 @@ import math
 import torch
 from torch import Tensor, nn
 
+from fastbus.models.backbone import Backbone
 from fastbus.training.batch_statistics import count_statistics
 from fastbus.training.graphed import AVERAGED_SHARE, GraphedTraining
+from fastbus.training.pretrain import load_features
 from fastbus.training.recipes import Recipe
 
 
@@ -36,9 +38,9 @@ def averaging_share(recipe: Recipe, progress: Tensor, steps: int) -> Tensor:
 class SecondNetwork:
     """A network, its average and its velocity under Nesterov's momentum."""
 
-    def __init__(self, network: nn.Module, recipe: Recipe, steps: int, device: torch.device) -> None:
+    def __init__(self, network: Backbone, recipe: Recipe, steps: int, device: torch.device) -> None:
         moved = network.to(device).train()
-        self.network: nn.Module = moved.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.network: Backbone = moved.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.recipe, self.steps, self.device = recipe, steps, device
         self.average = copy.deepcopy(self.network).eval().requires_grad_(False)
         self.parameters = [p for p in self.network.parameters() if p.requires_grad]
@@ -66,14 +68,11 @@ class SecondNetwork:
             out: Tensor = self.average(images.to(memory_format=torch.channels_last))
         return out.float()
 
-    @torch.no_grad()
     def begin_like(self, other: nn.Module) -> None:
-        """Take over all weights of another network but those of the last layer, before the first step."""
-        theirs = other.state_dict()
-        for name, x in self.network.state_dict().items():
-            if not name.startswith("classifier."):
-                x.copy_(theirs[name])
-        self.average.load_state_dict(self.network.state_dict())
+        """Take over what another network of its kind has learnt without labels, before the first step."""
+        if isinstance(other, Backbone) and other.config == self.network.config:
+            load_features(self.network, other.state_dict())
+            self.average.load_state_dict(self.network.state_dict())
 
     def descend(self, loss: Tensor, progress: Tensor) -> None:
         """One step down the loss."""

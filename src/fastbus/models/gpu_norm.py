@@ -13,7 +13,6 @@ are merged as Chan, Golub and LeVeque do, which cancels nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from fastbus.inference.kernels.gpu_launch import on
 
 TILE = 4096  # values that a program looks at together
 PROGRAMS = 528  # four for each multiprocessor of an H200, whose loads hide each other's waiting
@@ -198,7 +199,7 @@ class FusedNorm(torch.autograd.Function):
         parts = x.new_empty((2, grid.programs, grid.C), dtype=torch.float32)
         mean, inverse = x.new_empty((2, grid.C), dtype=torch.float32).unbind()
         y = torch.empty_like(x)
-        with _on(x):
+        with on(x.device):
             _count[(grid.programs,)](
                 x, x if before is None else before, total, *parts.unbind(), grid.M,
                 EACH=grid.each, SUM=before is not None, **grid.shape,
@@ -232,7 +233,7 @@ class FusedNorm(torch.autograd.Function):
         dbias, dweight = x.new_empty((2, grid.C), dtype=torch.float32).unbind()
         dx, dafter = torch.empty_like(x), None if y is None else torch.empty_like(x)
         seen = x, x if y is None else y, mean, inverse, weight, bias
-        with _on(x):
+        with on(x.device):
             _count_back[(grid.programs,)](
                 dy, *seen, *parts.unbind(), grid.M, ctx.slope, EACH=grid.each, AFTER=y is not None, **grid.shape
             )
@@ -251,8 +252,3 @@ fused_norm: Callable[..., Any] = FusedNorm.apply
 def _last(other: Tensor, x: Tensor) -> Tensor:
     """Laid out as x is, channels last, and of its type."""
     return other.to(x.dtype).contiguous(memory_format=torch.channels_last)
-
-
-def _on(x: Tensor) -> Any:
-    """Launches go to the current device, which need not be that of the tensors."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

@@ -58,8 +58,10 @@ class Group(NamedTuple):
             return 3
         if self.config["held_out"] or self.budget is not None:
             return 0
-        entries = {} if product is None else product.recipe.as_dict()
-        if entries and self._has(entries):
+        if product is None:
+            return 0 if first["variant"] else 1
+        entries = product.recipe.as_dict()
+        if self._has(entries):
             return 2
         former = any(self._has(entries | changes) for changes in FORMER.get(self.cell.setting, ()))
         return 0 if first["variant"] and not former else 1
