@@ -356,8 +356,6 @@ def test_no_device_is_touched_before_a_run_begins(tmp_path: Path, capsys: pytest
         ["--seeds", "0"],
         ["--settings", "partial_label", "--cells", "N_pos=250"],
         ["--dataset", "cifar100"],  # its official files are not there
-        ["--fuse"],  # on a CPU
-        ["--fuse", "--compile", "--device", "cuda"],
     ],
 )
 def test_malformed_flags(flag: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,10 +23,10 @@ from torch.autograd.function import once_differentiable
 
 from fastbus.inference.kernels.gpu_launch import on
 
-TILE = 4096  # values that a program looks at together
-PROGRAMS = 528  # four for each multiprocessor of an H200, whose loads hide each other's waiting
+TILE, WARPS = 4096, 8  # values that a program looks at together, and the threads it has, 32 times that
+COUNTED, COUNTING, AHEAD = 4096, 8, 1  # the same of programs that count, and tiles that are fetched ahead
+PROGRAMS = 528  # that count: four for each multiprocessor of an H200, whose loads hide each other's waiting
 MERGED = 8192  # of their results that a merging program looks at together
-WARPS = 8
 
 
 @triton.jit
@@ -38,15 +38,16 @@ def _tile(first, M, C: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def _count(
-    x, before, total, means, squares, M, C: tl.constexpr, ROWS: tl.constexpr, EACH: tl.constexpr, SUM: tl.constexpr
-):
+    x, before, total, means, squares, M,
+    C: tl.constexpr, ROWS: tl.constexpr, EACH: tl.constexpr, SUM: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
     """Mean and squared deviations of each channel, over EACH tiles of rows; the sum is laid down on the way.
 
     Every place of the tile counts for itself, so that nothing waits for others before the end.
     """
     mean, square = tl.zeros((ROWS, C), tl.float32), tl.zeros((ROWS, C), tl.float32)
     start = tl.program_id(0) * EACH * ROWS
-    for i in range(EACH):
+    for i in tl.range(0, EACH, num_stages=AHEAD):
         at, there = _tile(start + i * ROWS, M, C, ROWS)
         given = tl.load(x + at, mask=there, other=0.0)
         if SUM:
@@ -54,7 +55,7 @@ def _count(
             tl.store(total + at, given, mask=there)
         value = given.to(tl.float32)
         apart = tl.where(there, value - mean, 0.0)
-        mean += apart / (i + 1)
+        mean += apart * (1.0 / (i + 1))
         square += apart * (value - mean)
     rows_left = M - start - tl.arange(0, ROWS)
     number = tl.maximum(tl.minimum((rows_left + ROWS - 1) // ROWS, EACH), 0).to(tl.float32)[:, None]
@@ -101,33 +102,34 @@ def _apply(
 
 
 @triton.jit
-def _slopes(dy, x, y, at, there, mean, inverse, weight, bias, slope, C: tl.constexpr, AFTER: tl.constexpr):
-    """g and xhat of a tile. The sign of z is that of y, or is found anew where that reads less."""
-    column = tl.arange(0, C)
-    xhat = tl.load(x + at, mask=there, other=0.0).to(tl.float32) - tl.load(mean + column)[None, :]
-    xhat = tl.where(there, xhat * tl.load(inverse + column)[None, :], 0.0)
+def _slopes(dy, x, y, at, there, mean, scale, bias, slope, AFTER: tl.constexpr):
+    """g and x - mean of a tile. The sign of z is that of y, or is found anew where that reads less."""
+    apart = tl.load(x + at, mask=there, other=0.0).to(tl.float32) - mean[None, :]
+    sign = apart * scale[None, :] + bias[None, :]
     if AFTER:
         sign = tl.load(y + at, mask=there, other=0.0).to(tl.float32)
-    else:
-        sign = xhat * tl.load(weight + column)[None, :] + tl.load(bias + column)[None, :]
     g = tl.load(dy + at, mask=there, other=0.0).to(tl.float32)
-    return tl.where(sign > 0, g, slope * g), xhat
+    return tl.where(sign > 0, g, slope * g), apart
 
 
 @triton.jit
 def _count_back(
     dy, x, y, mean, inverse, weight, bias, sums, products, M, slope,
-    C: tl.constexpr, ROWS: tl.constexpr, EACH: tl.constexpr, AFTER: tl.constexpr,
+    C: tl.constexpr, ROWS: tl.constexpr, EACH: tl.constexpr, AFTER: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
+    """Sums of g and of g * xhat, over EACH tiles of rows."""
+    column = tl.arange(0, C)
+    middle, unit, shift = tl.load(mean + column), tl.load(inverse + column), tl.load(bias + column)
+    scale = unit * tl.load(weight + column)
     total, product = tl.zeros((ROWS, C), tl.float32), tl.zeros((ROWS, C), tl.float32)
-    for i in range(EACH):
+    for i in tl.range(0, EACH, num_stages=AHEAD):
         at, there = _tile((tl.program_id(0) * EACH + i) * ROWS, M, C, ROWS)
-        g, xhat = _slopes(dy, x, y, at, there, mean, inverse, weight, bias, slope, C, AFTER)
-        total += g
-        product += g * xhat
-    at = tl.program_id(0) * C + tl.arange(0, C)
+        g, apart = _slopes(dy, x, y, at, there, middle, scale, shift, slope, AFTER)
+        total += g  # 0 in rows that are not there
+        product += g * apart
+    at = tl.program_id(0) * C + column
     tl.store(sums + at, tl.sum(total, 0))
-    tl.store(products + at, tl.sum(product, 0))
+    tl.store(products + at, tl.sum(product, 0) * unit)
 
 
 @triton.jit
@@ -144,13 +146,14 @@ def _apply_back(
     C: tl.constexpr, ROWS: tl.constexpr, AFTER: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, C)
+    middle, unit, shift = tl.load(mean + column), tl.load(inverse + column), tl.load(bias + column)
+    scale = unit * tl.load(weight + column)
     at, there = _tile(tl.program_id(0) * ROWS, M, C, ROWS)
-    g, xhat = _slopes(dy, x, y, at, there, mean, inverse, weight, bias, slope, C, AFTER)
+    g, apart = _slopes(dy, x, y, at, there, middle, scale, shift, slope, AFTER)
     if AFTER:
         tl.store(dafter + at, g.to(dafter.dtype.element_ty), mask=there)
-    scale = tl.load(inverse + column) * tl.load(weight + column)
-    common, along = tl.load(dbias + column) / M, tl.load(dweight + column) / M
-    out = scale[None, :] * (g - common[None, :] - xhat * along[None, :])
+    common, along = tl.load(dbias + column) / M, unit * tl.load(dweight + column) / M
+    out = scale[None, :] * (g - common[None, :] - apart * along[None, :])
     if SUM:
         out += tl.load(dtotal + at, mask=there, other=0.0).to(tl.float32)
     tl.store(dx + at, out.to(dx.dtype.element_ty), mask=there)
@@ -161,14 +164,17 @@ class _Grid(NamedTuple):
 
     M: int
     C: int
-    rows: int  # of a tile
-    tiles: int
-    each: int  # tiles of a program that counts
-    programs: int
+    rows: int  # of a tile that is counted
+    each: int  # such tiles of a program
+    programs: int  # that count
 
     @property
-    def shape(self) -> dict[str, int]:
-        return {"C": self.C, "ROWS": self.rows, "num_warps": WARPS}
+    def counting(self) -> dict[str, int]:
+        return {"C": self.C, "ROWS": self.rows, "EACH": self.each, "AHEAD": AHEAD, "num_warps": COUNTING}
+
+    def applying(self) -> tuple[tuple[int], dict[str, int]]:
+        rows = max(1, TILE // self.C)
+        return (triton.cdiv(self.M, rows),), {"C": self.C, "ROWS": rows, "num_warps": WARPS}
 
     def merging(self) -> tuple[tuple[int], dict[str, int]]:
         parts = triton.next_power_of_2(self.programs)
@@ -179,10 +185,10 @@ class _Grid(NamedTuple):
 def _grid(x: Tensor) -> _Grid:
     C = x.shape[1]
     M = x.numel() // C
-    rows = max(1, TILE // C)
+    rows = max(1, COUNTED // C)
     tiles = triton.cdiv(M, rows)
     each = triton.cdiv(tiles, PROGRAMS)
-    return _Grid(M, C, rows, tiles, each, triton.cdiv(tiles, each))
+    return _Grid(M, C, rows, each, triton.cdiv(tiles, each))
 
 
 class FusedNorm(torch.autograd.Function):
@@ -202,7 +208,7 @@ class FusedNorm(torch.autograd.Function):
         with on(x.device):
             _count[(grid.programs,)](
                 x, x if before is None else before, total, *parts.unbind(), grid.M,
-                EACH=grid.each, SUM=before is not None, **grid.shape,
+                SUM=before is not None, **grid.counting,
             )  # fmt: skip
             programs, merging = grid.merging()
             owned = grid.each * grid.rows
@@ -210,9 +216,10 @@ class FusedNorm(torch.autograd.Function):
                 *parts.unbind(), running_mean, running_var, mean, inverse, grid.M, owned, grid.programs, momentum, eps,
                 **merging,
             )  # fmt: skip
-            _apply[(grid.tiles,)](
+            programs, applying = grid.applying()
+            _apply[programs](
                 total, mean, inverse, weight, bias, x if after is None else after, y, grid.M, slope,
-                AFTER=after is not None, **grid.shape,
+                AFTER=after is not None, **applying,
             )  # fmt: skip
         ctx.save_for_backward(total, weight, bias, mean, inverse, None if after is None else y)
         ctx.slope, ctx.summed = slope, before is not None
@@ -235,13 +242,14 @@ class FusedNorm(torch.autograd.Function):
         seen = x, x if y is None else y, mean, inverse, weight, bias
         with on(x.device):
             _count_back[(grid.programs,)](
-                dy, *seen, *parts.unbind(), grid.M, ctx.slope, EACH=grid.each, AFTER=y is not None, **grid.shape
+                dy, *seen, *parts.unbind(), grid.M, ctx.slope, AFTER=y is not None, **grid.counting
             )
             programs, merging = grid.merging()
             _merge_back[programs](*parts.unbind(), dbias, dweight, grid.programs, **merging)
-            _apply_back[(grid.tiles,)](
+            programs, applying = grid.applying()
+            _apply_back[programs](
                 dy, *seen, dbias, dweight, dy if dtotal is None else dtotal, dx, dx if dafter is None else dafter,
-                grid.M, ctx.slope, AFTER=y is not None, SUM=dtotal is not None, **grid.shape,
+                grid.M, ctx.slope, AFTER=y is not None, SUM=dtotal is not None, **applying,
             )  # fmt: skip
         return dx, dx if ctx.summed else None, dafter, dweight, dbias, *nothing
 

@@ -1,11 +1,13 @@
 """Batch normalisation and the rectifier behind it, one layer, with a sum in front of or behind the normalisation.
 
-Shapes: (N, C, H, W). Where `fused` is set, steps of training take Triton kernels (gpu_norm.py) that read and write each
-value once, and the plain operations are what those must equal.
+Shapes: (N, C, H, W). Where `fuse` allows it, steps of training on a GPU take Triton kernels (gpu_norm.py) that read and
+write each value once, and the plain operations are what those must equal.
 """
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -53,6 +55,7 @@ class RectifiedNorm(nn.BatchNorm2d):
         return (
             self.fused
             and self.training
+            and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
             and self.momentum is not None
             and not torch.compiler.is_compiling()
             and C & (C - 1) == 0
@@ -70,7 +73,8 @@ def rectify(x: Tensor, slope: float) -> Tensor:
 
 
 def fuse(network: nn.Module) -> None:
-    """Let a network's layers take the kernels."""
+    """Let a network's layers take the kernels, if Triton is there."""
+    there = find_spec("triton") is not None
     for layer in network.modules():
         if isinstance(layer, RectifiedNorm):
-            layer.fused = True
+            layer.fused = there

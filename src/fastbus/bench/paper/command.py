@@ -53,9 +53,6 @@ def _add_circumstances(parser: Any) -> None:
     parser.add_argument("--workers", type=count_flag, default=1, help="runs side by side (default: 1)")
     parser.add_argument("--threads", type=count_flag, default=1, help="threads of each on a CPU (default: 1)")
     parser.add_argument("--compile", action="store_true", help="fuse the networks' operations by torch.compile")
-    parser.add_argument(
-        "--fuse", action="store_true", help="normalise and rectify by Triton kernels instead; starts sooner"
-    )
     parser.add_argument("--time-limit", type=count_flag, metavar="SECONDS", help="stop cleanly before so much time")
     parser.add_argument(
         "--checkpoints", metavar="DIR", default="runs/paper", help="folder of unfinished runs and scorers"

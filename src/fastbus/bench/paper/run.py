@@ -25,7 +25,6 @@ from fastbus.bench.paper.scorer import read_scores, scorer_path, scorer_run, wri
 from fastbus.bench.paper.sets import Images, load_set
 from fastbus.bench.results import Record, circumstances
 from fastbus.methods.registry import objective_of
-from fastbus.models.rectified_norm import fuse
 from fastbus.training.checkpoint import read_checkpoint, write_checkpoint
 from fastbus.training.image_run import ImageRun
 
@@ -46,7 +45,6 @@ class Place:
     every: float  # seconds between checkpoints
     deadline: float | None = None  # by time.time()
     compiled: bool = False  # whether torch.compile fuses the networks' operations
-    fused: bool = False  # whether kernels of ours normalise and rectify
 
     def short_of_time(self, needed: float) -> bool:
         return self.deadline is not None and time.time() + needed > self.deadline
@@ -146,8 +144,6 @@ def _run(job: Job, place: Place) -> Record | None:
 
 def _train(run: ImageRun, what: Job | Groundwork, place: Place, watch: _Watch | None, curve: list[Record]) -> bool:
     """Epoch after epoch, from the checkpoint if there is one; False where the time was up before the end."""
-    for network in (run.training.network, run.training.average) if place.fused else ():
-        fuse(network)
     path = checkpoint_of(what, place.checkpoints)
     if path.is_file():
         state = read_checkpoint(path)

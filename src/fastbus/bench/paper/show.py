@@ -34,9 +34,6 @@ def read_runs(path: Path) -> list[Record]:
 def show_paper(options: Any) -> int:
     """The command; its exit code."""
     started = time.time()
-    if options.fuse and (options.compile or options.device != "cuda"):
-        got = "--compile" if options.compile else f"--device {options.device}"
-        raise InputError(f"--fuse with {got}; expected --device cuda alone. Leave one of them out.")
     jobs = _jobs(options)
     log = Path(options.out) / (TINY_LOG if options.tiny else LOG)
     done = {job_key(record) for record in read_runs(log)}
@@ -53,7 +50,6 @@ def show_paper(options: Any) -> int:
         every=options.checkpoint_every,
         deadline=None if options.time_limit is None else started + options.time_limit,
         compiled=options.compile,
-        fused=options.fuse,
     )
     _check_files([job.cell for job in todo], place)
     tally = run_jobs(todo, place, options.workers, lambda _, record: append_record(log, record), _say)

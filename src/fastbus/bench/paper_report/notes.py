@@ -13,7 +13,7 @@ NOTES = (
     "Within a run nothing is chosen on test images: no epoch, no seed. Learning curves are drawn, not used.",
     "Balanced accuracy is the mean over classes. Matched accuracy names the classes after training in the way that "
     "fits the test labels best (Hungarian method): similar pairs tell classes apart, not which is which.",
-    "Ceiling: the same images with their true labels, the same network, views and schedule.",
+    "Ceiling: the same images, or as many random ones, with their true labels, the same network, views and schedule.",
     "Paper: figures as printed; its networks, views and schedules are not known in full and differ from ours. Data "
     "rules of other code that give wrong rates are put right here: cells agree in name and size, not in every detail.",
     "Confidences of pairs come from a network of ours, trained on images in no pair and calibrated; the paper takes "
@@ -56,6 +56,8 @@ def _recipe(row: Row) -> str:
     """That a figure is due to be measured again."""
     if row.ours is None or row.ours.current:
         return ""
+    if whole := row.ours.shortened:
+        return f"{row.cell.data} {row.cell.name}: {row.ours.config['epochs']} epochs, of which the recipe has {whole}"
     return f"{row.cell.data} {row.cell.name}: by an earlier recipe or earlier weak labels, not yet run anew"
 
 

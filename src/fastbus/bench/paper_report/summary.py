@@ -1,8 +1,9 @@
 """Runs added up: one group for each cell, method and configuration, and what stands beside it.
 
 The group that counts is the one trained by the recipe of the product, however it was asked for; where there is none
-yet, the newest one with the same entries on other data or after another pretraining, else by an earlier recipe. All
-others are ablation lines, named by what their configuration changes; they stand below, however good they are.
+yet, the newest one with the same entries on other data or after another pretraining, else by an earlier recipe or in
+fewer epochs. All others are ablation lines, named by what their configuration changes; they stand below, however good
+they are.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from fastbus.bench.results import Record
 QUIET = ("supervision", "images", "bags", "num_classes", "steps_per_epoch", "draw")  # follow from the rest
 
 # entries of recipes that the product had for a while, where runs had asked for them by --set before
-FORMER: dict[str, tuple[dict[str, Any], ...]] = {"noisy_label": ({"decided": True},)}
+FORMER: dict[str, tuple[dict[str, Any], ...]] = {
+    "noisy_label": ({"decided": True, "epochs": 100, "rows": 128, "learning_rate": 0.03},)
+}
 
 
 class Group(NamedTuple):
@@ -52,7 +55,7 @@ class Group(NamedTuple):
 
     @property
     def standing(self) -> int:
-        """3 by the recipe that the product has now, 2 by its entries, 1 by an earlier one, 0 a trial."""
+        """3 by the recipe that the product has now, 2 by its entries, 1 by an earlier one or cut short, 0 a trial."""
         first, product = self.runs[0], product_job(self.cell, self.method)
         if product is not None and first["fingerprint"] == product.fingerprint:
             return 3
@@ -64,7 +67,16 @@ class Group(NamedTuple):
         if self._has(entries):
             return 2
         former = any(self._has(entries | changes) for changes in FORMER.get(self.cell.setting, ()))
-        return 0 if first["variant"] and not former else 1
+        return 0 if first["variant"] and not former and not self.shortened else 1
+
+    @property
+    def shortened(self) -> int:
+        """The epochs of the product's recipe, where all else is as it says and there were fewer; else 0."""
+        product = product_job(self.cell, self.method)
+        if product is None or self.config["epochs"] >= product.recipe.epochs:
+            return 0
+        same = self._has(product.recipe.as_dict() | {"epochs": self.config["epochs"]})
+        return product.recipe.epochs if same else 0
 
     def _has(self, entries: dict[str, Any]) -> bool:
         """Whether it was trained by these entries of a recipe; one that an older line does not have was off."""
