@@ -12,6 +12,7 @@ from digit_runs import method_digits, method_run, unseen_accuracy
 from fastbus.errors import InputError
 from fastbus.methods import incomplete_positive as positive
 from fastbus.methods import incomplete_risks as risks
+from fastbus.methods import incomplete_variational as variational
 from fastbus.methods import objective_of, rows
 from fastbus.training.image_run import ImageRun
 from test_image_run import QUICK, digits, weak_digits
@@ -92,7 +93,7 @@ def test_the_variational_risk_is_the_divergence_of_the_positives() -> None:
     positives = JOINT[:, 1]  # in hundredths, as P(x, y = 1) is
     best = torch.logit(truth)
     values = [
-        float(positive.variational_risk(sample(positives, f), sample(marginal, f))) for f in (SCORES, best, best - 3)
+        float(variational.variational_risk(sample(positives, f), sample(marginal, f))) for f in (SCORES, best, best - 3)
     ]
     phi = torch.sigmoid(SCORES)
     tilted = phi * marginal / (phi * marginal).sum()
@@ -146,6 +147,55 @@ def test_phi_is_judged_against_its_largest_value() -> None:
         assert torch.allclose(phi, raw / raw.max(), atol=1e-4)
 
 
+def held_risk(run: ImageRun) -> float:
+    """The variational risk of the averaged weights on the rows that do not train, by its definition."""
+    held = run.objective.held
+    with torch.no_grad():
+        phi = torch.sigmoid(rows.score(run.training.logits(run.views.plain(run.training.images[held]), True).double()))
+    known = torch.from_numpy(run.labelled)[held]
+    return float(phi[~known].mean().log() - phi[known].log().mean())
+
+
+def test_of_all_passes_the_one_with_the_least_held_out_risk_is_kept() -> None:
+    run = method_run("positive_unlabeled", "var_pu", QUICK.replace(epochs=8, learning_rate=0.1))
+    held, known = run.objective.held, torch.from_numpy(run.labelled)
+    assert int((held & known).sum()) == round(0.1 * int(known.sum())) and int((held & ~known).sum()) > 10
+    found, weights = [], []
+    end, run.objective.end = run.objective.end, lambda _: None  # so that the last pass can be looked at, too
+    while not run.done:
+        run.run_epoch()
+        found.append(held_risk(run))
+        weights.append([x.clone() for x in run.training.averaged])
+    end(run)
+    best = int(np.argmin(found))
+    assert best < len(found) - 1  # the last pass is not the best one here, so that something is chosen
+    assert all(torch.equal(mine, x) for mine, x in zip(run.training.averaged, weights[best], strict=True))
+    assert held_risk(run) == pytest.approx(min(found), abs=1e-9)
+    assert float(run.objective.state()["least"]) == pytest.approx(min(found), abs=1e-9)
+
+
+def test_held_out_rows_do_not_train() -> None:
+    trained = []
+    for exchanged in (False, True):
+        run = method_run("positive_unlabeled", "var_pu", QUICK.replace(epochs=2))
+        run.training.images = run.training.images.clone()  # other tests share them
+        if exchanged:
+            places = run.objective.held.nonzero()[:, 0]
+            run.training.images[places] = run.training.images[places.flip(0)]
+        before = run.training.images.clone()
+        run.run_epoch()
+        assert torch.equal(run.training.images, before)
+        trained.append([x.detach().clone() for x in run.training.parameters])
+    assert all(torch.equal(one, other) for one, other in zip(*trained, strict=True))
+
+
+def test_rows_that_do_not_count_leave_the_risk_as_if_they_were_not_there() -> None:
+    p, u = SCORES[:3], SCORES
+    some_p, some_u = torch.tensor([True, False, True]), torch.tensor([False, True, True, False, True])
+    masked = variational.variational_risk(p, u, some_p, some_u)
+    assert float(masked) == pytest.approx(float(variational.variational_risk(p[some_p], u[some_u])), abs=1e-12)
+
+
 def test_labelled_rows_are_mixed_as_often_as_the_data_hold_them() -> None:
     run = method_run("positive_unlabeled", "dist_pu")
     L = run.recipe.labelled_rows
@@ -170,13 +220,15 @@ def test_guesses_are_remembered_from_the_second_half_on() -> None:
     assert float((run.objective.state()["guess"] - expected).abs().mean()) > 0
 
 
-# method, kind, epochs, floor: some ten points below what seed 0 reaches; chance is .5
+# method, kind, epochs, floor: some ten points below what seed 0 reaches; chance is .5. Five seeds of dist_pu and var_pu
+# at a rate of .03 end at 84 to 90 and 81 to 85 %, at .1 some at a single class.
+GENTLE = {"learning_rate": 0.03}
 SMOKE = [
     ("upu", "positive_unlabeled", 6, 0.8),
     ("nnpu", "positive_unlabeled", 6, 0.8),
     ("cvir", "positive_unlabeled", 6, 0.8),
-    ("dist_pu", "positive_unlabeled", 12, 0.8),
-    ("var_pu", "positive_unlabeled", 6, 0.75),
+    ("dist_pu", "positive_unlabeled", 12, 0.75),
+    ("var_pu", "positive_unlabeled", 6, 0.72),
     ("uu", "unlabeled_unlabeled", 6, 0.8),
 ]
 
@@ -187,7 +239,8 @@ OPTIONS: dict[str, dict[str, object]] = {"upu": {"loss": "logistic", "bound": 10
 
 @pytest.mark.parametrize(("method", "kind", "epochs", "floor"), SMOKE, ids=[row[0] for row in SMOKE])
 def test_it_learns_unseen_digits(method: str, kind: str, epochs: int, floor: float) -> None:
-    run = method_run(kind, method, QUICK.replace(epochs=epochs), **OPTIONS.get(method, {}))
+    gentle = GENTLE if method in ("dist_pu", "var_pu") else {}
+    run = method_run(kind, method, QUICK.replace(epochs=epochs, **gentle), **OPTIONS.get(method, {}))
     assert unseen_accuracy(run, kind) > floor
     if method == "cvir":  # the share of positives among the unlabelled was not told
         assert abs(float(run.objective.state()["prior"]) - run.supervision.prior) < 0.15

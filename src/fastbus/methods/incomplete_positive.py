@@ -1,4 +1,4 @@
-"""Positives and unlabelled instances beyond risk rewriting: CVIR with best bin estimation, Dist-PU, variational PU.
+"""Positives and unlabelled instances beyond risk rewriting: CVIR with best bin estimation, Dist-PU.
 
 f = logit_1 - logit_0; L labelled rows of a step come first, the U others are unlabelled.
 """
@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
+from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from fastbus.errors import InputError
 from fastbus.methods.mixing import BetaShares, mix
 from fastbus.methods.registry import Method, MethodOptions, register
-from fastbus.methods.rows import blend, labelled_part, mean_where, score, view_logits
+from fastbus.methods.rows import blend, held_rows, labelled_part, mean_where, score, view_logits
 from fastbus.supervision.prior import best_bin_estimate
-from fastbus.training.image_run import PREDICTED_AT_ONCE, ImageRun
-from fastbus.training.recipes import Recipe
+from fastbus.training.image_run import ImageRun
 from fastbus.training.step_objective import StepInputs, StepObjective
 
 HELD_OUT = 0.2  # share of positives and of unlabelled instances that only estimate the prior
@@ -27,7 +25,6 @@ ALIGN_ALONE = 0.5  # share of the passes without mixing, in which label distribu
 FIRST_ENTROPY, ENTROPY, MIXUP, MIXUP_ENTROPY, MIXUP_ALPHA = 0.002, 0.004, 5.0, 0.04, 6.0
 # The authors' second stage starts at a tenth of the first one's rate, where a cosine schedule has come down to a half.
 SECOND_STAGE = 0.2
-VAR_ALPHA, VAR_WEIGHT = 0.3, 0.03
 
 
 def lowest_share(scores: Tensor, share: float) -> Tensor:
@@ -49,12 +46,6 @@ def binary_entropy(scores: Tensor) -> Tensor:
     return s * softplus(-scores) + (1 - s) * softplus(scores)
 
 
-def variational_risk(positive: Tensor, unlabelled: Tensor) -> Tensor:
-    """log E_U[phi] - E_P[log phi] with phi = sigmoid(f): smallest where phi is proportional to P(y = 1 | x)."""
-    log_mean = torch.logsumexp(logsigmoid(unlabelled), 0) - math.log(len(unlabelled))
-    return log_mean - logsigmoid(positive).mean()
-
-
 class ValueIgnoringRisk(StepObjective):
     """CVIR: unlabelled instances that look most like positives, as many as there must be, are left out."""
 
@@ -64,16 +55,14 @@ class ValueIgnoringRisk(StepObjective):
         assert run.labelled is not None
         self.recipe, self.labelled, self.known, self.weighed = run.recipe, labelled, prior, weighed
         self.warm_epochs = max(1, round(WARM * run.recipe.epochs))
-        rng = np.random.default_rng([run.seed, 7])
-        held = np.zeros(len(run.labelled), dtype=bool)
-        for pool in (np.flatnonzero(run.labelled), np.flatnonzero(~run.labelled)) if prior is None else ():
-            if len(pool) < 2:
-                raise InputError(
-                    f"cvir: a pool of {len(pool)} instance; expected 2 or more positives and unlabelled ones, of which "
-                    "some estimate the prior. Give more, or pass known_prior=True with a prior."
-                )
-            held[rng.permutation(pool)[: max(1, round(HELD_OUT * len(pool)))]] = True
-        self.held, self.positive = torch.from_numpy(held), torch.from_numpy(run.labelled)
+        few = min(int(run.labelled.sum()), int((~run.labelled).sum()))
+        if prior is None and few < 2:
+            raise InputError(
+                f"cvir: a pool of {few} instance; expected 2 or more positives and unlabelled ones, of which "
+                "some estimate the prior. Give more, or pass known_prior=True with a prior."
+            )
+        self.held = held_rows(run, HELD_OUT if prior is None else 0.0)
+        self.positive = torch.from_numpy(run.labelled)
         self.used = (~self.held).to(run.device)  # (N,): rows that count in the loss
         self.prior = torch.full((), 0.5, device=run.device)
 
@@ -170,39 +159,6 @@ class DistributionAlignment(StepObjective):
         return share * values[:L].mean() + (1 - share) * values[L:].mean()
 
 
-class VariationalRisk(StepObjective):
-    """VPU: the variational risk, and phi nearly linear between positives and unlabelled instances."""
-
-    def __init__(self, labelled: int, recipe: Recipe, device: torch.device, weight: float) -> None:
-        super().__init__()
-        self.labelled, self.recipe, self.weight = labelled, recipe, weight
-        self.shares = BetaShares(VAR_ALPHA, device)
-        self.highest: tuple[int, bool, float] | None = None  # log phi among the training images, after so many passes
-
-    def judged(self, run: ImageRun, x: Tensor, logits: Tensor, average: bool) -> Tensor:
-        """phi divided by its largest value: the risk leaves its scale open."""
-        if self.highest is None or self.highest[:2] != (run.epoch, average):
-            parts = run.training.images.split(PREDICTED_AT_ONCE)
-            best = max(float(score(run.training.logits(run.views.plain(part), average)).max()) for part in parts)
-            self.highest = (run.epoch, average, float(logsigmoid(torch.tensor(best, dtype=torch.float64))))
-        log_phi = (logsigmoid(score(logits).double()) - self.highest[2]).clamp(max=-1e-6)
-        return torch.stack([torch.log(-torch.expm1(log_phi)), log_phi], 1).float()
-
-    def __call__(self, inputs: StepInputs) -> Tensor:
-        L, M = self.labelled, len(inputs.weak)
-        U = M - L
-        partner = torch.arange(U, device=inputs.weak.device) % L
-        share = self.shares(U, inputs.generator)
-        weight = share.reshape(U, *[1] * (inputs.weak.dim() - 1))  # images, or rows of a table
-        between = weight * inputs.weak.index_select(0, partner) + (1 - weight) * inputs.weak[L:]
-        f = score(inputs.network(torch.cat([inputs.weak, inputs.strong, between])))
-        weak, strong, middle = f[:M], f[M : 2 * M], f[2 * M :]
-        target = share[:, 0] + (1 - share[:, 0]) * torch.sigmoid(weak[L:])
-        bent = ((target.clamp(min=1e-12).log() - logsigmoid(middle)) ** 2).mean()
-        risks = [variational_risk(x[:L], x[L:]) for x in (weak, strong)]
-        return blend(self.recipe, *risks) + self.weight * bent
-
-
 def _cvir(run: ImageRun, options: MethodOptions) -> StepObjective:
     prior = None
     if options.extra.get("known_prior", False):
@@ -216,11 +172,6 @@ def _dist_pu(run: ImageRun, options: MethodOptions) -> StepObjective:
     assert options.prior is not None
     mixup, teacher = float(options.extra.get("mixup", MIXUP)), bool(options.extra.get("teacher", False))
     return DistributionAlignment(run, labelled_part(run, "dist_pu"), float(options.prior), mixup, teacher)
-
-
-def _var_pu(run: ImageRun, options: MethodOptions) -> StepObjective:
-    weight = float(options.extra.get("weight", VAR_WEIGHT))
-    return VariationalRisk(labelled_part(run, "var_pu"), run.recipe, run.device, weight)
 
 
 register(
@@ -254,21 +205,5 @@ register(
         make=_dist_pu,
         extra=("mixup", "teacher"),
         instead="Or use method='cvir', which estimates it.",
-    )
-)
-register(
-    Method(
-        name="var_pu",
-        title="VarPU",
-        settings=("positive_unlabeled",),
-        binary=True,
-        reference="Chen et al., A variational approach for learning from positive and unlabeled data, NeurIPS 2020",
-        differs="The mean of phi is taken over unlabelled rows, which are disjoint from the labelled ones here; the "
-        "risk is averaged over both views, mixing uses the weak one with a share for each pair and weighs 0.03 "
-        "(weight=), as published. The last network is evaluated; the authors keep the one with the least risk on "
-        "held-out data. Runs evaluate phi divided by its largest value, as the authors do, the estimator phi itself. "
-        "Few positives are learnt by heart in long runs: on test digits a weight of 0.3 was better.",
-        make=_var_pu,
-        extra=("weight",),
     )
 )

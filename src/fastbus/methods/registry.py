@@ -34,7 +34,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "imperfect_dividemix": ("dividemix",),
     "imperfect_crowd": ("majority_vote", "dawid_skene", "crowd_layer"),
     "incomplete_risks": ("upu", "nnpu", "uu"),
-    "incomplete_positive": ("cvir", "dist_pu", "var_pu"),
+    "incomplete_positive": ("cvir", "dist_pu"),
+    "incomplete_variational": ("var_pu",),
     "incomplete_semi": ("pseudo_label", "vat", "mean_teacher", "mixmatch", "fixmatch"),
 }
 # What a need is called in messages, and how it is met.

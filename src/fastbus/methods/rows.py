@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,6 +105,17 @@ def labelled_part(run: ImageRun, method: str) -> int:
             "Raise it in the recipe."
         )
     return min(run.recipe.labelled_rows, run.recipe.rows - 1)
+
+
+def held_rows(run: ImageRun, share: float) -> Tensor:
+    """A share of the labelled and of the unlabelled instances, by lot, (N,) of booleans; of one alone none."""
+    assert run.labelled is not None
+    rng = np.random.default_rng([run.seed, 7])
+    held = np.zeros(len(run.labelled), dtype=bool)
+    for pool in (np.flatnonzero(run.labelled), np.flatnonzero(~run.labelled)):
+        if share and len(pool) > 1:
+            held[rng.permutation(pool)[: max(1, round(share * len(pool)))]] = True
+    return torch.from_numpy(held)
 
 
 def fresh_network(run: ImageRun, seed: int) -> Backbone:

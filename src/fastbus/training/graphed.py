@@ -165,6 +165,13 @@ class GraphedTraining:
             self.counted = taken
         return self.average
 
+    @torch.no_grad()
+    def replace_average(self, weights: list[Tensor]) -> None:
+        """Let others be the averaged weights, in the order of `averaged`."""
+        for mine, other in zip(self.averaged, weights, strict=True):
+            mine.copy_(other)
+        self.counted = -1
+
     def changed_batches(self) -> Iterator[Tensor]:
         """Both views of images from the whole set, in batches of one size; the steps' own random numbers stay."""
         number = len(self.images)

@@ -7,7 +7,7 @@ state, so that a run goes on from `state_dict` as if it had never stopped.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,6 +78,7 @@ class ImageRun:
         self.views = views
         if network is None:
             network = recipe.network(shape, num_classes, seed)
+        self.network = network
         self.num_features: int | None = getattr(network, "num_features", None)
         self.steps_per_epoch = len(self._pack(0).rows)
         self.objective = (objective or default_objective)(self)
@@ -112,6 +113,8 @@ class ImageRun:
         self.epoch += 1
         self.seconds += seconds
         self.views_seen += 2 * packed.rows.size
+        if self.done:
+            self.objective.end(self)
         return {"epoch": self.epoch, "loss": loss, "seconds": seconds}
 
     @torch.no_grad()
@@ -131,13 +134,24 @@ class ImageRun:
         """Probabilities (M, C) on the CPU."""
         return self.logits(images, average).softmax(1)
 
-    def weak_score(self, images: Tensor, sizes: Tensor, weak: Any) -> float:
-        """Mean log-likelihood of the weak labels of bags that were not trained on; of sets, that of membership."""
+    def weak_score(
+        self, images: Tensor, sizes: Tensor, weak: Any, temperatures: Sequence[float] = (1.0,)
+    ) -> float | None:
+        """Mean log-likelihood of the weak labels of bags that were not trained on; of sets, that of membership.
+
+        temperatures: that of the predictions divided by the one of these that suits best. None for predictions that are
+        no numbers.
+        """
+        logits = self.logits(images)
+        if not bool(logits.isfinite().all()):
+            return None
         sets = sets_of(self.supervision, np.asarray(weak))
         if sets is not None:
-            return membership_score(self.predict(images).double().numpy(), *sets)
-        post = infer(self.supervision, self.logits(images), weak, bag_sizes=sizes, on_impossible="ignore")
-        return float(post.log_likelihood[~post.ignored].mean())
+            return max(membership_score((logits.double() / t).softmax(1).numpy(), *sets) for t in temperatures)
+        posts = [
+            infer(self.supervision, logits / t, weak, bag_sizes=sizes, on_impossible="ignore") for t in temperatures
+        ]
+        return max(float(post.log_likelihood[~post.ignored].mean()) for post in posts)
 
     def config(self) -> dict[str, Any]:
         """What decides the run, as plain numbers and names."""

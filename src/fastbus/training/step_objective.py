@@ -68,6 +68,9 @@ class StepObjective:
     def start_epoch(self, run: ImageRun) -> None:
         """Called before every pass over the data, outside of a captured step."""
 
+    def end(self, run: ImageRun) -> None:
+        """Called once, after the last pass."""
+
     def judged(self, run: ImageRun, x: Tensor, logits: Tensor, average: bool) -> Tensor:
         """Logits that are evaluated, from those of the averaged or last network at plain views x; on its device."""
         return logits

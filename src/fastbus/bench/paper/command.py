@@ -14,6 +14,8 @@ examples:
   fastbus bench paper --settings multi_instance --seeds 3 --images DIR --device cuda --workers 6 --time-limit 570
   fastbus bench paper --cells N_pos=250 --methods fastbus supervised --images DIR --device cuda
   fastbus bench paper --methods all --views 1500000 --set backbone=wrn_28_2 --images DIR --device cuda --workers 12
+  fastbus bench paper --methods all --views 500000 --held-out 0.1 --set learning_rate=0.01 --images DIR
+  fastbus bench paper --methods all --views 1500000 --tuned --images DIR
   fastbus bench paper --settings partial_label --set mixup=0.5 epochs=100 --images DIR --device cuda
   fastbus bench paper --plan night.txt --images DIR --device cuda --workers 6 --time-limit 570
 
@@ -42,6 +44,9 @@ def add_choice(parser: Any) -> None:
     parser.add_argument("--first-seed", type=_from_zero, default=0, help="the first of them (default: 0)")
     parser.add_argument("--set", nargs="+", metavar="NAME=VALUE", help="change entries of the recipes: an ablation")
     parser.add_argument("--views", type=count_flag, metavar="N", help="about so many views a run, whatever the method")
+    parser.add_argument(
+        "--tuned", action="store_true", help="each method at the learning rate that its trials with --held-out prefer"
+    )
     parser.add_argument("--held-out", type=_share, default=0.0, help="share of the weak labels kept back (default: 0)")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from fastbus.bench.paper.draw import SCORED, ceiling_cell, expected_size, supervision_of, takes_all
 from fastbus.bench.paper.grid import Cell, read_grid
 from fastbus.bench.paper.methods import SUPERVISED, applies, facts_for
+from fastbus.bench.paper.rates import Rates
 from fastbus.bench.paper.sets import SETS
 from fastbus.bench.results import Record
 from fastbus.errors import InputError
@@ -142,14 +143,17 @@ def plan_jobs(
     held_out: float,
     tiny: bool = False,
     budget: int | None = None,
+    rates: Rates | None = None,
 ) -> list[Job]:
     """Every run asked for, seed after seed, so that each cell has one early; a ceiling that cells share is run once.
 
     budget: views of every run, nearly, instead of the recipe's epochs; from random weights, unless `changes` say how
         many passes without labels come first, which are the same for all methods and not counted.
+    rates: gives each method a learning rate of its own; None leaves that of the recipe. The ceiling has this always.
     """
     common = TINY if tiny else {}
     told = dict(changes) | ({} if budget is None else {"views": budget})
+    told |= {} if rates is None else {"learning_rate": "tuned"}
     variant = ", ".join(f"{name}={value}" for name, value in told.items())
     jobs: dict[tuple[str, int], Job] = {}
     for seed in seeds:
@@ -161,6 +165,8 @@ def plan_jobs(
                 cell = ceiling_cell(given, read_grid()) if shares else given
                 # a budget is for what methods differ in: all begin alike
                 recipe = _recipe(cell, method, aided=budget is None).replace(**common).replace(**changes)
+                if rates is not None and method != SUPERVISED:
+                    recipe = recipe.replace(learning_rate=rates(cell, method, recipe))
                 if budget is not None:
                     recipe = recipe.replace(epochs=max(1, round(budget / views_of_an_epoch(cell, recipe, method))))
                 scorer = _scorer(cell, tiny) if cell.setting in SCORED else None
@@ -173,6 +179,8 @@ def plan_jobs(
                 jobs.setdefault(job.key, job)
     if budget is not None and "epochs" in changes:
         raise InputError("--views with --set epochs; expected one of them, since views are epochs. Leave one out.")
+    if rates is not None and "learning_rate" in changes:
+        raise InputError("--tuned with --set learning_rate; expected one of them. Leave one out.")
     if not jobs:
         raise InputError(f"no cell for {', '.join(methods)}; expected one of their settings. Look at --list.")
     return list(jobs.values())

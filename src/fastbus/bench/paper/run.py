@@ -21,6 +21,7 @@ from fastbus.bench.paper.metrics import score
 from fastbus.bench.paper.noise import known_noise, noise_path, unknown_noise
 from fastbus.bench.paper.plan import MIRRORED, Groundwork, Job, Pretraining, Scorer
 from fastbus.bench.paper.pretrained import first_network, pretrained_path, pretraining_run, write_pretrained
+from fastbus.bench.paper.rates import TEMPERATURES
 from fastbus.bench.paper.scorer import read_scores, scorer_path, scorer_run, write_scores
 from fastbus.bench.paper.sets import Images, load_set
 from fastbus.bench.results import Record, circumstances
@@ -180,10 +181,12 @@ class _Watch:
         self.kept = None if task.held_out is None else _tensors(images, task.held_out)
 
     def __call__(self, run: ImageRun) -> Record:
-        told = {"accuracy": self.accuracy(self.predictions(run))}
+        told: Record = {"accuracy": self.accuracy(self.predictions(run))}
         if self.kept is None:
             return told
         told["held_out"] = run.weak_score(*self.kept)
+        if run.done:
+            told["held_out_tempered"] = run.weak_score(*self.kept, temperatures=TEMPERATURES)
         if self.cell.setting == "semi_supervised":  # classes, so that they can be hit
             images, _, labels = self.kept
             told["held_out_accuracy"] = 100 * float((run.predict(images).argmax(1) == labels).double().mean())

@@ -15,6 +15,7 @@ from fastbus.bench.paper.grid import Cell, read_grid, select, tiny_cells
 from fastbus.bench.paper.methods import choose
 from fastbus.bench.paper.plan import Job, job_key, plan_jobs, views_of_an_epoch
 from fastbus.bench.paper.pool import run_jobs
+from fastbus.bench.paper.rates import Rates, rates_of
 from fastbus.bench.paper.run import Place
 from fastbus.bench.paper.sets import SETS, human_labels, load_set
 from fastbus.bench.results import Record, append_record, read_lines
@@ -34,9 +35,10 @@ def read_runs(path: Path) -> list[Record]:
 def show_paper(options: Any) -> int:
     """The command; its exit code."""
     started = time.time()
-    jobs = _jobs(options)
     log = Path(options.out) / (TINY_LOG if options.tiny else LOG)
-    done = {job_key(record) for record in read_runs(log)}
+    records = read_runs(log)
+    jobs = _jobs(options, rates_of(records))
+    done = {job_key(record) for record in records}
     if options.list:
         _list(jobs, done)
         return 0
@@ -64,20 +66,20 @@ def show_paper(options: Any) -> int:
     return 1 if tally.failed else 0
 
 
-def _jobs(options: Any) -> list[Job]:
+def _jobs(options: Any, rates: Rates) -> list[Job]:
     """All runs asked for, each once."""
     if options.plan is None:
-        return _chosen(options, options.tiny, options.list)
+        return _chosen(options, options.tiny, options.list, rates)
     without_choice(options)
     jobs: dict[tuple[str, int], Job] = {}
     for choice in read_choices(Path(options.plan)):
-        for job in _chosen(choice, options.tiny, every_set=False):
+        for job in _chosen(choice, options.tiny, False, rates):
             jobs.setdefault(job.key, job)
     return list(jobs.values())
 
 
-def _chosen(options: Any, tiny: bool, every_set: bool) -> list[Job]:
-    """The runs of one choice; every_set: on all images, if it names none."""
+def _chosen(options: Any, tiny: bool, every_set: bool, rates: Rates) -> list[Job]:
+    """The runs of one choice; every_set: on all images, if it names none; rates: for runs that want to be tuned."""
     if tiny:
         names = options.dataset or ["digits"]
         for name in names:
@@ -89,7 +91,8 @@ def _chosen(options: Any, tiny: bool, every_set: bool) -> list[Job]:
         cells = select(read_grid(), options.settings, data, options.cells)
     held_out = options.held_out or (TINY_HELD_OUT if tiny else 0.0)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    return plan_jobs(cells, choose(options.methods), seeds, _changes(options.set), held_out, tiny, options.views)
+    changes, wanted = _changes(options.set), rates if options.tuned else None
+    return plan_jobs(cells, choose(options.methods), seeds, changes, held_out, tiny, options.views, wanted)
 
 
 def _changes(entries: Sequence[str] | None) -> dict[str, Any]:
