@@ -9,7 +9,7 @@ import pytest
 
 from fastbus.bench.paper.grid import read_grid
 from fastbus.bench.paper.plan import product_job
-from fastbus.bench.paper_report.budget import budget_lines, budget_reasons
+from fastbus.bench.paper_report.budget import budget_lines, budget_reasons, rates_tried
 from fastbus.bench.paper_report.markdown import as_markdown
 from fastbus.bench.paper_report.page import as_page
 from fastbus.bench.paper_report.summary import FORMER, best_rival, figure_text, lines_of, summarise
@@ -82,6 +82,22 @@ def test_methods_at_one_budget_have_a_table_of_their_own() -> None:
     ]
     assert budget_reasons([row]) == ["† glws: not explained yet"]
     assert "one budget" in as_markdown([row]) and "one budget" in as_page([row])
+
+
+def test_rates_of_ones_own_are_marked_and_their_trials_are_no_ablations() -> None:
+    equal = {"variant": "views=1000, learning_rate=tuned", "budget": 1000, "config": {"learning_rate": 0.01}}
+    kept = [{"epoch": 5, "loss": 1.0, "accuracy": 70.0, "held_out": -1.0, "held_out_tempered": -0.9}]
+    trials = [
+        record(50.0, method="glws", budget=500, config={"learning_rate": rate, "held_out": 0.1}, curve=kept)
+        for rate in (0.01, 0.03)
+    ]
+    (row, *_) = summarise(CELLS, [*runs(), *trials, record(60.0, method="glws", **equal)])
+    assert [line[9] for line in budget_lines([row])] == ["0.01*"]
+    (told,) = rates_tried([row])
+    assert "0.01, 0.03" in told and "500 views" in told
+    assert [change for _, change in row.ablations] == ["mixup 0 → 0.5", "held_out 0 → 0.1"]
+    assert told in as_markdown([row])
+    assert "All methods at one budget of views, cell by cell" in as_page([row])
 
 
 def test_runs_that_failed_are_told_whatever_their_accuracy() -> None:

@@ -8,12 +8,12 @@ from fastbus.bench.paper.methods import EQUAL
 from fastbus.bench.paper_report.summary import Group, Row, figure_text, percent
 
 HEADINGS = (
-    "images", "cell", "budget", "method", "ours", "seeds", "paper", "ours − paper", "network", "epochs", "views",
-    "seconds", "",
+    "images", "cell", "budget", "method", "ours", "seeds", "paper", "ours − paper", "network", "rate", "epochs",
+    "views", "seconds", "",
 )  # fmt: skip
-NUMERIC = (2, 4, 5, 6, 7, 9, 10, 11)
+NUMERIC = (2, 4, 5, 6, 7, 9, 10, 11, 12)
 BELOW = 3.0  # points behind the paper's figure that want a reason
-MARK = "†"
+MARK, CHOSEN = "†", "*"
 ONE_CLASS, SINGLE, DEAD = 0.99, "predict one class", "ended in no numbers"
 # why a method stays behind the paper's figure for it, by setting and method
 REASONS: dict[tuple[str, str], str] = {}
@@ -28,6 +28,22 @@ def budget_reasons(rows: Sequence[Row]) -> list[str]:
     """Of every method that is marked, why it stays behind the paper's figure, or that nobody knows yet."""
     behind = dict.fromkeys((row.cell.setting, group.method) for row in rows for group in _groups(row) if _behind(group))
     return [f"{MARK} {method}: {REASONS.get((setting, method), 'not explained yet')}" for setting, method in behind]
+
+
+def rates_tried(rows: Sequence[Row]) -> list[str]:
+    """How the learning rates that are marked were chosen, a sentence for each set of images."""
+    told = []
+    for data in dict.fromkeys(row.cell.data for row in rows):
+        trials = [group for row in rows if row.cell.data == data for group in row.trials]
+        rates = sorted({group.config["learning_rate"] for group in trials if "learning_rate" in group.config})
+        views = sorted({group.budget for group in trials if group.budget is not None})
+        if len(rates) > 1:
+            told.append(
+                f"{CHOSEN} {data}: the method's best of {', '.join(f'{rate:g}' for rate in rates)} by weak labels kept "
+                f"back from a trial of {' or '.join(f'{number:,}' for number in views)} views; the ceiling has the "
+                "recipe's"
+            )
+    return told
 
 
 def _groups(row: Row) -> list[Group]:
@@ -48,9 +64,15 @@ def _line(row: Row, group: Group) -> tuple[str, ...]:
     return (
         cell.data, cell.name, f"{(group.budget or 0) / 1e6:.2f} M", group.method,
         percent(group.mean, group.spread), str(len(group.runs)), figure_text(group.paper), gap,
-        group.config["backbone"], str(group.config["epochs"]), f"{group.average('views') / 1e6:.2f} M",
+        group.config["backbone"], _rate(group), str(group.config["epochs"]), f"{group.average('views') / 1e6:.2f} M",
         f"{group.average('seconds'):.0f}", " ".join(filter(None, notes)),
     )  # fmt: skip
+
+
+def _rate(group: Group) -> str:
+    """Its learning rate; older lines may not tell."""
+    rate = group.config.get("learning_rate")
+    return "–" if rate is None else f"{rate:g}{CHOSEN * ('tuned' in group.runs[0]['variant'])}"
 
 
 def _failed(group: Group) -> str:

@@ -46,7 +46,7 @@ def _alike(rows: Sequence[Row]) -> list[str]:
         "",
         *_table(budget.HEADINGS, lines, budget.NUMERIC),
         "",
-        *(f"- {text}" for text in budget.budget_reasons(rows)),
+        *(f"- {text}" for text in (*budget.rates_tried(rows), *budget.budget_reasons(rows))),
         "",
     ]
 

@@ -19,6 +19,7 @@ table { font-size: .82rem; }
 td, th { padding-right: .7rem; min-width: 0; white-space: nowrap; }
 thead th { white-space: normal; }
 """
+OVERVIEW = "Diamonds: our mean, dots: seeds. Squares: the paper's mean and deviation. Bars: true labels, same images."
 
 
 def as_page(rows: Sequence[Row]) -> str:
@@ -27,7 +28,10 @@ def as_page(rows: Sequence[Row]) -> str:
     for data, name in (("cifar10", "CIFAR-10"), ("mnist", "MNIST"), ("fashion_mnist", "Fashion-MNIST")):
         shown = [row for row in rows if row.cell.data == data]
         if shown and (data == "cifar10" or any(row.ours for row in shown)):
-            sections.append(_section(f"{name} at a glance", _wide(plots.overview(shown))))
+            sections.append(_section(f"{name} at a glance", _wide(plots.overview(shown), OVERVIEW)))
+    if (compared := plots.rivals(rows)) is not None:
+        caption = "Diamonds: FastBUS, green: other methods, grey: true labels of the same images, orange: the paper's."
+        sections.append(_section("All methods at one budget of views", _wide(compared, caption)))
     for setting, group in groupby(rows, key=lambda row: row.cell.setting):
         sections.append(_setting(setting, list(group)))
     return (
@@ -76,7 +80,7 @@ def _setting(setting: str, rows: Sequence[Row]) -> str:
         for group, change in row.ablations
     ]
     head = ("cell", "method", "changed", "ours", "seeds")
-    alike, why = budget.budget_lines(rows), budget.budget_reasons(rows)
+    alike, why = budget.budget_lines(rows), [*budget.rates_tried(rows), *budget.budget_reasons(rows)]
     return _section(
         setting,
         _table(HEADINGS, lines, caption, NUMERIC),
@@ -106,10 +110,7 @@ def _figures(rows: Sequence[Row]) -> str:
     return f'<div class="figures">\n{inner}</div>' if shown else ""
 
 
-def _wide(svg: str) -> str:
-    caption = (
-        "Diamonds: our mean, dots: seeds. Squares: the paper's mean and deviation. Bars: true labels, same images."
-    )
+def _wide(svg: str, caption: str) -> str:
     return f'<figure class="wide">\n{svg}\n<figcaption>{escape(caption)}</figcaption>\n</figure>'
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fastbus.bench.paper.methods import OWN
 from fastbus.bench.paper_report.summary import Group, Row
 from fastbus.report.style import MAIN, QUIET, SECOND, SERIES, THIRD, WIDTH, inline_svg, plotting
 
@@ -83,3 +84,39 @@ def _lines(axes: Any, group: Group, colour: str, label: str, field: str = "accur
         last = points[-1]["epoch"]
         x = [point["epoch"] / last for point in points]
         axes.plot(x, [point[field] for point in points], color=colour, lw=1.2, label=None if at else label)
+
+
+def rivals(rows: Sequence[Row]) -> str | None:
+    """Every method at one budget, cell by cell, the best first: ours, other methods, true labels, the paper's figures.
+
+    Of a cell with several budgets the largest one.
+    """
+    shown = [row for row in rows if any(group.method not in OWN for group in row.alike)]
+    if not shown:
+        return None
+    most = max(len(_largest(row)) for row in shown)
+    with plotting() as Figure:  # noqa: N806
+        columns = min(2, len(shown))
+        lines = -(-len(shown) // columns)
+        figure = Figure(figsize=(WIDTH * columns, lines * (0.9 + 0.24 * most)), layout="constrained")
+        for at, row in enumerate(shown):
+            axes = figure.add_subplot(lines, columns, at + 1)
+            groups = _largest(row)
+            for place, group in enumerate(groups):
+                colour = {"fastbus": MAIN, "supervised": QUIET}.get(group.method, THIRD)
+                axes.plot(group.scores, [place] * len(group.scores), "o", color=colour, ms=3, alpha=0.4)
+                axes.plot(group.mean, place, "D" if group.method == "fastbus" else "o", color=colour, ms=5)
+                if group.paper is not None:
+                    axes.errorbar(group.paper[0], place, xerr=group.paper[1], fmt="s", color=SECOND, ms=4, lw=1)
+            names = ["true labels" if group.method == "supervised" else group.method for group in groups]
+            axes.set_yticks(range(len(groups)), names)
+            axes.set_ylim(most - 0.5, -0.5)
+            axes.set_title(f"{row.cell.data}  {row.cell.setting}  {row.cell.name}", loc="left")
+            axes.set_xlabel(f"percent, {(groups[0].budget or 0) / 1e6:g} million views")
+            axes.grid(axis="both")
+        return inline_svg(figure, "rivals", "All methods at one budget of views, cell by cell")
+
+
+def _largest(row: Row) -> list[Group]:
+    budget = max(group.budget or 0 for group in row.alike)
+    return [group for group in row.alike if group.budget == budget]

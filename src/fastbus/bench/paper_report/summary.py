@@ -114,6 +114,7 @@ class Row(NamedTuple):
     ceiling: Group | None
     ablations: tuple[tuple[Group, str], ...]  # with what they change
     alike: tuple[Group, ...] = ()  # at one budget of views, the newest of each method, the best first
+    trials: tuple[Group, ...] = ()  # of these methods at several rates, some weak labels kept back
 
     @property
     def ours(self) -> Group | None:
@@ -163,13 +164,15 @@ def _row(cell: Cell, own: list[Group], main: dict[str, Group], ceiling: Group | 
         if group.budget is not None and not group.config["held_out"]:
             newest[group.budget, group.method] = group
     alike = list(newest.values())
-    changed = (group for group in own if group not in main.values() and group not in alike)
+    trials = tuple(group for group in own if group.budget is not None and group.config["held_out"])
+    changed = (group for group in own if group not in main.values() and group not in alike and group not in trials)
     return Row(
         cell,
         tuple(main[name] for name in methods if name != SUPERVISED),
         ceiling,
         tuple((group, difference(group, main.get(group.method))) for group in changed),
         tuple(sorted(alike, key=lambda group: (-(group.budget or 0), -group.mean))),
+        trials,
     )
 
 
