@@ -110,3 +110,12 @@ def test_dividemix_has_the_weight_its_authors_chose_for_the_true_share() -> None
     cells = {cell.name: cell for cell in CIFAR if cell.setting == "noisy_label"}
     told = {name: facts_for("dividemix", cell) for name, cell in cells.items()}
     assert told == {"ratio=0.3": {"unlabelled_weight": 0.0}, "ratio=0.7": {"unlabelled_weight": 25.0}}
+
+
+def test_methods_are_planned_only_where_they_can_run() -> None:
+    cells = [cell for cell in read_grid() if cell.data == "fashion_mnist"]
+    (one_class,) = (cell for cell in cells if cell.setting == "multi_instance" and "positives" in cell.draw)
+    assert facts_for("cege", one_class) == {"prior": 0.1}
+    even = [cell for cell in cells if cell.setting == "similarity_confidence" and cell.draw["prior"] == 0.5]
+    assert even and not any(applies(method, cell) for cell in even for method in ("sc_abs", "sc_unbiased"))
+    assert applies("sc_abs", next(cell for cell in cells if cell.draw.get("prior") == 0.7))

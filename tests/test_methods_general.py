@@ -236,6 +236,46 @@ def test_centroids_of_every_kind_learn_unseen_digits(kind: str, facts: dict[str,
     assert accuracy > floor, accuracy
 
 
+def centroid_loss(run: ImageRun, scores: Tensor, rows: Tensor) -> float:
+    """CEGE's loss of a step of rows (M,), single instances, whose networks give these scores (M,) for both views."""
+    logits = torch.stack([torch.zeros_like(scores), scores], 1)
+    step = step_of([1] * len(rows), empty=0)._replace(rows=rows)
+    return float(run.objective(inputs_of(logits, logits, step)))
+
+
+def test_positives_known_by_heart_cannot_lower_the_centroid_risk_without_end() -> None:
+    losses = {}
+    for bound in (0.0, 2.0):
+        run = method_run("positive_unlabeled", "cege", bound=bound)
+        rows = torch.from_numpy(run._pack(0).rows[0])
+        known = torch.from_numpy(run.labelled)[rows]
+        losses[bound] = [centroid_loss(run, torch.where(known, far, -1.0), rows) for far in (1.0, 100.0, 10_000.0)]
+    assert losses[0.0][2] < -1000 and losses[2.0][2] == pytest.approx(losses[2.0][1], abs=1e-5)
+    with torch.no_grad():  # and it is judged by the scores that it learns by
+        judged = run.objective.judged(run, torch.empty(0), torch.tensor([[3.0, 4.0], [0.0, 90.0]]), True)
+    assert torch.allclose(judged[:, 1] - judged[:, 0], 2 * torch.tanh(torch.tensor([0.5, 45.0])))
+
+
+@pytest.mark.parametrize("kind", ["noisy_label", "unlabeled_unlabeled"])
+def test_centroids_take_a_missing_label_for_none(kind: str) -> None:
+    """Weights and prior are those of the told labels alone; rows of no set stand for nothing."""
+    images, one = digits()[0][:60], torch.ones(60, dtype=torch.long)
+    told = torch.arange(60) % 3 > 0
+    labels = (torch.arange(60) % 2 == 0).long()
+    noisy = kind == "noisy_label"
+    rule = fastbus.NoisyLabel(rate=0.2) if noisy else fastbus.UnlabeledUnlabeled([0.8, 0.3])
+    make = objective_of("cege", **({"noise_rate": 0.2} if noisy else {}))
+
+    def loss(kept: Tensor, weak: Tensor, rows: Tensor) -> float:
+        count = int(kept.sum())
+        run = ImageRun(rule, images[kept], one[:count], weak, num_classes=2, recipe=QUICK, flip=False, objective=make)
+        return centroid_loss(run, torch.linspace(-1, 1, 40), rows)
+
+    every = torch.ones(60, dtype=torch.bool)
+    found = loss(every, torch.where(told, labels, -1), told.nonzero()[:, 0])
+    assert found == pytest.approx(loss(told, labels[told], torch.arange(40)), abs=1e-6)
+
+
 def test_centroids_ask_for_what_they_need() -> None:
     with pytest.raises(InputError, match=r"cege needs.*noise_rate="):
         binary_run("noisy_label")

@@ -4,9 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from digit_runs import method_run
+import fastbus
+from digit_runs import method_digits, method_run
+from fastbus.methods import objective_of
 from fastbus.methods.general import OwnPosteriorRisk
-from fastbus.methods.glws import PairEM, SemiEM, imbalance
+from fastbus.methods.glws import BagEM, NoisyEM, PairEM, SemiEM, confusion_of, imbalance
+from fastbus.oracle import enumerate_posterior
+from fastbus.training.image_run import ImageRun
 from fastbus.training.step_objective import PosteriorRisk, doubtful
 from method_steps import inputs_of, random_logits, step_of
 from pair_digits import pair_run
@@ -43,6 +47,58 @@ def test_glws_of_noisy_labels_by_hand() -> None:
     uneven = torch.tensor([0.2, 0.1, 0.7])
     mean = torch.tensor([[0.5, 0.25, 0.25]]).log()
     assert float(imbalance(mean, uneven)) == pytest.approx(-0.2 * np.log(0.5) - 0.8 * np.log(0.25), rel=1e-6)
+
+
+def test_a_learned_confusion_is_that_of_the_authors() -> None:
+    matrix = np.random.default_rng(0).normal(size=(4, 4))
+    unit = matrix / np.sqrt((matrix**2).sum(0, keepdims=True))
+    unit = unit / np.sqrt((unit**2).sum(1, keepdims=True))
+    expected = np.exp(unit) / np.exp(unit).sum(1, keepdims=True)
+    assert np.allclose(confusion_of(torch.from_numpy(matrix)).exp().numpy(), expected, atol=1e-12)
+    start = confusion_of(torch.eye(10)).exp()
+    assert float(start[0, 0]) == pytest.approx(np.e / (np.e + 9), rel=1e-6)
+
+
+def test_a_learned_confusion_cannot_take_all_labels_for_right() -> None:
+    _, images, sizes, weak, _, _ = method_digits("noisy_label")
+    recipe = QUICK.replace(epochs=4)
+    unknown, make = fastbus.NoisyLabel(transition=torch.full((10, 10), 0.1)), objective_of("glws")
+    run = ImageRun(unknown, images, sizes, weak, num_classes=10, recipe=recipe, flip=False, objective=make)
+    assert isinstance(run.objective, NoisyEM)
+    before = run.objective.log_confusion().exp().detach().clone()
+    while not run.done:
+        assert np.isfinite(run.run_epoch()["loss"])
+    after = run.objective.log_confusion().exp().detach()
+    assert float((after - before).abs().max()) > 1e-4  # it learns
+    assert float(after.max()) <= np.e / (np.e + 9 * np.exp(-1)) and float(after.diagonal().max()) < 0.25
+
+
+@pytest.mark.parametrize("kind", ["label_proportion", "multi_instance"])
+def test_glws_of_bags_by_hand(kind: str) -> None:
+    run = method_run(kind, "glws")
+    objective = run.objective
+    assert isinstance(objective, BagEM)
+    bags = 3
+    sizes = run.sizes[:bags].tolist()
+    rows = sum(sizes)
+    weak, strong = (random_logits(rows + 2, 10, seed) for seed in (0, 1))
+    p = weak[:rows].softmax(1)
+    rule = fastbus.LabelProportion() if kind == "label_proportion" else fastbus.MultiInstance()
+    told = {"bag_sizes": torch.tensor(sizes), "head": "sigmoid"}
+    found = enumerate_posterior(rule, p.log() - torch.log1p(-p), run.weak[:bags], **told)  # class by class
+    q = torch.as_tensor(found.labels)
+    q = q / q.sum(1, keepdim=True)
+    agree = -(q * strong[:rows].log_softmax(1)).sum(1).mean()
+    likelihood = -torch.as_tensor(found.log_likelihood).mean()  # over bags
+    expected = float(agree + likelihood) / (1 + rows / bags)
+    assert float(objective(inputs_of(weak, strong, step_of(sizes)))) == pytest.approx(expected, rel=1e-5)
+    objective.own = True
+    r = strong[:rows].softmax(1)
+    own = enumerate_posterior(rule, r.log() - torch.log1p(-r), run.weak[:bags], **told)
+    q = torch.as_tensor(own.labels)
+    agree = -(q / q.sum(1, keepdim=True) * strong[:rows].log_softmax(1)).sum(1).mean()
+    expected = float(agree + likelihood) / (1 + rows / bags)
+    assert float(objective(inputs_of(weak, strong, step_of(sizes)))) == pytest.approx(expected, rel=1e-5)
 
 
 def test_glws_takes_a_missing_label_for_no_evidence() -> None:

@@ -129,7 +129,7 @@ register(
         reference="Shukla, Zeng, Ahmed, Van den Broeck, A unified approach to count-based weakly supervised "
         "learning, NeurIPS 2023",
         differs="The published log-space recursion starts from ones and returns P(S <= k); here P(S = k). More than "
-        "two classes: one count a class. Bags weigh by their size. Unlabelled rows: KL(count || binomial) divided by "
+        "two classes: one count a class. Unlabelled rows: KL(count || binomial) divided by "
         "their number; the authors' code divides by one more and takes the divergence the other way round, which is "
         "infinite for a classifier that is sure.",
         make=make_count_loss,

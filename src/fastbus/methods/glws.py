@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, nll_loss, softplus
+from torch.nn.functional import logsigmoid, nll_loss, normalize, softplus
 
 from fastbus.inference.fixed import FixedPosterior
 from fastbus.methods.bag_rows import Block, back_to_rows, block_of
@@ -32,7 +32,6 @@ from fastbus.training.step_objective import RunningMean, StepInputs, StepObjecti
 if TYPE_CHECKING:
     from fastbus.training.image_run import ImageRun
 
-FIRST_RATE = 0.2  # of wrong labels, where a learned confusion starts
 KEPT_CLASSES = 3  # of a pseudo-label
 ALIGN_DECAY = 0.999
 BALANCE = 0.1  # weight of class shares of the mean prediction, where single instances are labelled
@@ -54,11 +53,25 @@ def imbalance(logits: Tensor, shares: Tensor | None = None) -> Tensor:
     return -log_mean.mean() if shares is None else -(shares * log_mean).sum()
 
 
+def confusion_of(matrix: Tensor) -> Tensor:
+    """log P(said | class), (C, C), of a learned matrix: its columns, then its rows are brought to length 1.
+
+    So no class is said with odds above e to any other, however long it learns, and the network cannot take all labels
+    for right: with 10 classes P(said = class) is at most .23.
+    """
+    return torch.log_softmax(normalize(normalize(matrix, dim=0), dim=1), 1)
+
+
 class BagEM(StepObjective):
-    """Bags with counts or seen classes."""
+    """Bags with counts or seen classes.
+
+    The likelihood is a mean over bags, the EM term over instances, as the authors have it; their sum is divided by what
+    it weighs.
+    """
 
     def __init__(self, run: ImageRun) -> None:
         super().__init__()
+        self.own = run.recipe.own
         self.longest = int(run.sizes.max())
         self.weak, self.seen = bag_chains(run)
 
@@ -68,11 +81,15 @@ class BagEM(StepObjective):
         said = self.weak[inputs.step.bags] * block.held[:, None]
         padded = weak[block.rows]
         with torch.no_grad():
-            q = self.posterior(padded, block, said)
-            q = back_to_rows(q, block, len(weak)).float()
-        nll = chain_nll(padded, block.inside, said, seen=self.seen)
-        likelihood = torch.where(block.held[:, None], nll, 0.0).sum() / inputs.real.sum().clamp(min=1)
-        return (mean_where(soft_cross_entropy(strong, q), inputs.real) + likelihood.float()) / 2
+
+            def solved(logits: Tensor) -> Tensor:
+                return back_to_rows(self.posterior(logits[block.rows], block, said), block, len(weak)).float()
+
+            q = own_first(self.own, inputs.progress, lambda: solved(strong.detach()), solved(weak.detach()))
+        nll = torch.where(block.held[:, None], chain_nll(padded, block.inside, said, seen=self.seen), 0.0).sum()
+        rows, bags = (x.sum().clamp(min=1) for x in (inputs.real, block.held))
+        agree = soft_cross_entropy(strong, q)
+        return (mean_where(agree, inputs.real) + nll.float() / bags) / (1 + rows / bags)
 
     def posterior(self, padded: Tensor, block: Block, said: Tensor) -> Tensor:
         """(B, K, C), normalised over the classes."""
@@ -131,17 +148,20 @@ class NoisyEM(StepObjective):
         C = run.num_classes
         labels = classes_of(run.weak, C, run.supervision.name).to(run.device)
         self.labels, self.told = labels.clamp(min=0), labels >= 0
-        start = FIRST_RATE if rate is None else rate
-        matrix = torch.full((C, C), start / (C - 1)).fill_diagonal_(1 - start).log().to(run.device)
-        self.log_confusion = matrix.requires_grad_(rate is None)
+        self.log_known: Tensor | None = None
         if rate is None:
-            self.learned["log_confusion"] = self.log_confusion
-            self.rates["log_confusion"] = 1 / (1 - run.recipe.momentum)  # as momentum moves the network
+            self.learned["confusion"] = torch.eye(C, device=run.device).requires_grad_()
+        else:
+            self.log_known = torch.full((C, C), rate / (C - 1)).fill_diagonal_(1 - rate).log().to(run.device)
+
+    def log_confusion(self) -> Tensor:
+        """log P(said | class), (C, C)."""
+        return confusion_of(self.learned["confusion"]) if self.log_known is None else self.log_known
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         weak, strong = view_logits(inputs)
         said = self.labels[inputs.step.rows]
-        log_evidence = torch.log_softmax(self.log_confusion, 1).T[said]  # (M, C): log P(said | class)
+        log_evidence = self.log_confusion().T[said]  # (M, C): log P(said | class)
         log_evidence = torch.where(self.told[inputs.step.rows][:, None], log_evidence, 0.0)
         joint = torch.log_softmax(weak, 1) + log_evidence
         q = torch.softmax(joint.detach(), 1)
@@ -235,11 +255,13 @@ register(
         "similarity confidence gives the second instance no evidence, the count's likelihood is divided by P(S <= w), "
         "negative confidence differences are lost, comparisons are normalised over the pair instead of the classes, "
         "and only sure negatives of multi-instance bags enter the EM term. "
-        "Two views instead of three. Of bags and pairs the two terms are averaged, not added. Differences and few "
-        "comparisons: each view has its own posterior; both: the recipe's doubt and the likelihood, which their code "
-        "leaves out of comparisons. Unlabelled rows: the posterior given the share of positives stands for that given "
-        "their count, for both views. On pairs it is then near FastBUS's own objective, on similar ones without its "
-        "sharper start.",
+        "Two views instead of three. The EM term of bags is one softmax cross-entropy, not one of each class. The loss "
+        "of bags is divided by what its terms weigh, since SGD minds the scale; of pairs both terms weigh alike, the "
+        "authors' likelihood weighs double. Differences, few comparisons, large bags: each view has its own posterior "
+        "where the recipe says so; comparisons and differences: the recipe's doubt and the likelihood, which their "
+        "code leaves out of comparisons. Unlabelled rows: the posterior given the share of positives stands for that "
+        "given their count, for both views. On pairs it is then near FastBUS's own objective, on similar ones without "
+        "its sharper start.",
         make=make_glws,
     )
 )

@@ -32,7 +32,7 @@ from fastbus.methods.pair_rows import (
     uneven_prior,
 )
 from fastbus.methods.registry import Method, MethodOptions, register
-from fastbus.methods.rows import blend, view_logits
+from fastbus.methods.rows import BoundedScores, blend, view_logits
 from fastbus.supervision.pairwise import PairComparison
 from fastbus.training.step_objective import StepInputs, StepObjective
 
@@ -89,7 +89,7 @@ class Comparisons:
         return PairScores(torch.where(turned, second, first), torch.where(turned, first, second), weight)
 
 
-class ComparisonRisk(StepObjective):
+class ComparisonRisk(BoundedScores):
     """The unbiased risk of comparisons, or a corrected one."""
 
     def __init__(self, run: ImageRun, prior: float, correction: Correction, bound: float) -> None:
@@ -122,7 +122,7 @@ def similar_losses(first: Tensor, second: Tensor, similar: Tensor, prior: float)
     return (charged(first) + charged(second)) / 2
 
 
-class SimilarRisk(StepObjective):
+class SimilarRisk(BoundedScores):
     """Similar and dissimilar pairs, weighed so that each kind has the share that the prior gives it."""
 
     def __init__(self, run: ImageRun, prior: float, bound: float) -> None:

@@ -28,7 +28,7 @@ from fastbus.methods.pair_rows import (
     uneven_prior,
 )
 from fastbus.methods.registry import Method, MethodOptions, register
-from fastbus.methods.rows import blend, view_logits
+from fastbus.methods.rows import BoundedScores, blend, view_logits
 from fastbus.training.step_objective import StepInputs, StepObjective
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def difference_parts(pairs: PairScores, difference: Tensor, prior: float) -> lis
     return [pair_mean(values, pairs.weight) / 2 for values in weighed]
 
 
-class SoftPairRisk(StepObjective):
+class SoftPairRisk(BoundedScores):
     """A corrected sum of partial risks, averaged over the two views."""
 
     def __init__(

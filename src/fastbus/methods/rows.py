@@ -15,7 +15,7 @@ from fastbus.errors import InputError, WeakLabelError
 from fastbus.inference.fixed_build import read_all
 from fastbus.models.build import build_backbone
 from fastbus.training.recipes import Recipe
-from fastbus.training.step_objective import StepInputs
+from fastbus.training.step_objective import StepInputs, StepObjective
 
 if TYPE_CHECKING:
     from fastbus.models.backbone import Backbone
@@ -63,6 +63,18 @@ def score(logits: Tensor) -> Tensor:
 def bounded(scores: Tensor, bound: float) -> Tensor:
     """Scores drawn in softly, so that none leaves (-bound, bound); 0 leaves them as they are."""
     return bound * torch.tanh(scores / bound) if bound else scores
+
+
+class BoundedScores(StepObjective):
+    """An objective on scores within `bound`, by which it is judged, too; 0 for none."""
+
+    bound: float = 0.0
+
+    def judged(self, run: ImageRun, x: Tensor, logits: Tensor, average: bool) -> Tensor:
+        if not self.bound:
+            return logits
+        f = bounded(score(logits), self.bound)
+        return torch.stack([torch.zeros_like(f), f], 1)
 
 
 def candidates_of(run: ImageRun) -> Tensor:

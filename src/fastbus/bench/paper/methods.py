@@ -11,6 +11,7 @@ from typing import Any
 
 from fastbus.bench.paper.draw import num_classes
 from fastbus.bench.paper.grid import Cell
+from fastbus.bench.paper.sets import SETS
 from fastbus.errors import InputError
 from fastbus.methods.imperfect_dividemix import published_weight
 from fastbus.methods.registry import get_method, method_names
@@ -65,6 +66,8 @@ def applies(method: str, cell: Cell) -> bool:
     if method in OWN:
         return True
     known = get_method(method)
+    if cell.draw.get("prior") == 0.5 and (method.startswith("sc_") or method == "risk_sd"):
+        return False  # they divide by 2 prior - 1
     if method == "uum" and cell.setting == "label_proportion":  # it lists all orders of a bag's labels
         return bool(cell.draw["mean"] + 3 * cell.draw["std"] <= LARGEST_BAG)
     return cell.setting in known.settings and not (known.binary and num_classes(cell) > 2)
@@ -77,6 +80,8 @@ def facts_for(method: str, cell: Cell) -> dict[str, Any]:
     known: dict[str, Any] = {}
     if method == "cvir":
         known = {"known_prior": True}  # it would estimate what all others are told
+    if method == "cege" and "positives" in cell.draw:
+        known = {"prior": len(cell.draw["positives"]) / SETS[cell.data].num_classes}
     if method == "lws":
         known = {"loss": "cross_entropy", "beta": 2.0}  # of the published losses the one that learns in short runs
     if method == "dividemix" and "ratio" in cell.draw:  # by an estimate it would miss what its authors tuned
