@@ -165,6 +165,21 @@ def test_wrong_labels_that_go_to_one_class_are_asymmetric() -> None:
         assert (run.objective.keep, run.objective.weight) == ((0.9, 1.0) if one_sided else (0.7, 3.0))
 
 
+@pytest.mark.parametrize("classes", [2, 3, 4, 10])
+def test_even_noise_is_symmetric_however_few_classes_and_estimated(classes: int) -> None:
+    rng = np.random.default_rng(0)
+    for rate in (0.1, 0.3, 0.45):
+        labels = rng.integers(classes, size=3000)
+        said = np.where(rng.random(3000) < rate, (labels + rng.integers(1, classes, 3000)) % classes, labels)
+        counts = np.zeros((classes, classes))
+        np.add.at(counts, (labels, said), 1)
+        wrong = torch.from_numpy(counts / counts.sum(1, keepdims=True)).fill_diagonal_(0.0)
+        assert not noisy.one_sided(wrong)
+        one = torch.zeros(classes, classes, dtype=torch.float64)
+        one[0, 1] = rate  # labels of the first class alone are wrong, always in the same way
+        assert noisy.one_sided(one)
+
+
 def test_distrusted_labels_weigh_as_published() -> None:
     # the authors draw 20, 50, 80 and 90 % of the labels anew, the true one among them
     weights = [dividemix.published_weight(0.9 * rate, False, 10) for rate in (0.2, 0.5, 0.8, 0.9)]
@@ -267,8 +282,10 @@ def test_what_is_missing_or_wrong_is_said() -> None:
         run(wrong, "elr")
 
 
-@pytest.mark.parametrize(("epochs", "factor"), [(15, 20.0), (300, 1.0), (600, 1.0)])
-def test_noise_of_its_own_grows_faster_in_fewer_passes(epochs: int, factor: float) -> None:
-    run = method_run("noisy_label", "sop", QUICK.replace(epochs=epochs))
+@pytest.mark.parametrize(
+    ("epochs", "rows", "factor"), [(15, 128, 20.0), (300, 128, 1.0), (600, 128, 1.0), (300, 64, 0.5)]
+)
+def test_noise_of_its_own_grows_by_passes_and_rows_as_the_authors_does(epochs: int, rows: int, factor: float) -> None:
+    run = method_run("noisy_label", "sop", QUICK.replace(epochs=epochs, rows=rows))
     for name in ("u", "v"):
         assert run.objective.rates[name] == pytest.approx(10 * factor / QUICK.learning_rate)

@@ -198,10 +198,11 @@ register(
         binary=True,
         reference="Zhao et al., Dist-PU: positive-unlabeled learning from a label distribution perspective, CVPR 2022",
         differs="Weights as published for CIFAR-10; the two stages are the halves of one run, as the authors' 60 and "
-        "60 epochs. Instead of a second optimiser the second stage's loss is multiplied by 0.2, so that its first step "
-        "is a tenth of the first stage's. Strong views are mixed, weak ones aligned; labelled rows, more frequent in a "
-        "batch than in the data, count in mixing as often as in the data. mixup= is the weight of 5, teacher=True "
-        "takes guesses from the averaged network: an earlier variant with 1 and that was chosen on test digits.",
+        "60 epochs. Instead of a second optimiser the second stage's loss is multiplied by 0.2, so that its first "
+        "step is a tenth of the first stage's; weight decay stays, and the rate falls to 0, the authors' to 0.7 of "
+        "itself. Strong views are mixed, weak ones aligned; labelled rows, more frequent in a batch than in the data, "
+        "count in mixing as often as in the data. mixup= is the weight of 5, teacher=True takes guesses from the "
+        "averaged network: an earlier variant with 1 and that was chosen on test digits.",
         make=_dist_pu,
         extra=("mixup", "teacher"),
         instead="Or use method='cvir', which estimates it.",

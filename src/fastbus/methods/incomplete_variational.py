@@ -91,8 +91,9 @@ class VariationalRisk(StepObjective):
         share = self.shares(U, inputs.generator)
         weight = share.reshape(U, *[1] * (inputs.weak.dim() - 1))  # images, or rows of a table
         between = weight * inputs.weak.index_select(0, partner) + (1 - weight) * inputs.weak[L:]
-        f = score(inputs.network(torch.cat([inputs.weak, inputs.strong, between])))
-        weak, strong, middle = f[:M], f[M : 2 * M], f[2 * M :]
+        f = score(inputs.network(torch.cat([inputs.weak, inputs.strong])))
+        weak, strong = f[:M], f[M:]
+        middle = score(inputs.network(between))  # normalised by themselves, as with the authors
         used = self.used.index_select(0, inputs.step.rows)
         # a small step may hold nothing but held-out rows of a kind; then they count, for there must be some
         first, rest = (part | ~part.any() for part in (used[:L], used[L:]))

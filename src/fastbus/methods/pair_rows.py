@@ -14,7 +14,7 @@ from torch.nn.functional import softplus
 
 from fastbus.errors import InputError
 from fastbus.inference.fixed import Step
-from fastbus.methods.rows import bounded, score
+from fastbus.methods.rows import BOUND, bounded, score
 
 if TYPE_CHECKING:
     from fastbus.methods.registry import MethodOptions
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 Correction = Literal["none", "relu", "abs"]
 # A risk that is not corrected has no lower end: at a rate of .1 a network follows it until its weights are no numbers.
-BOUND = 10.0
 BOUNDED = (
     "Scores are kept within 10 softly, since plain gradient descent follows an unbounded risk to infinity, where the "
     "authors' Adam takes steps of one size; the risk is unbiased for such scores too, bound=0 lifts it."

@@ -20,6 +20,7 @@ from fastbus.training.step_objective import StepInputs, StepObjective
 if TYPE_CHECKING:
     from fastbus.models.backbone import Backbone
     from fastbus.training.image_run import ImageRun
+BOUND = 10.0  # of scores in risks that have no least one
 
 
 def view_logits(inputs: StepInputs) -> tuple[Tensor, Tensor]:
