@@ -114,7 +114,8 @@ class _Seen:
             row = int(_starts(table)[run])
             raise DataError(
                 f"bag {ids[run].item()!r} once more, after other bags; expected all its rows together; "
-                f"{table.place(BAG, row)}. Sort the table by bag, or read it at once with read_tables."
+                f"{table.place(BAG, row)}. Sort it by bag, in the order of the bag table if there is one, or in Python "
+                "read it at once with read_tables."
             )
         self.keys.append(unique)
         while len(self.keys) > 1 and len(self.keys[-2]) < 2 * len(self.keys[-1]):
