@@ -210,10 +210,19 @@ def test_it_opens_in_a_browser(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_report_without_any_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "paper.jsonl").touch()
     assert main(["bench", "report", "--results", str(tmp_path), "--dataset", "cifar10"]) == 0
     assert capsys.readouterr().out.split() == [str(tmp_path / "paper.md"), str(tmp_path / "paper.html")]
     text = (tmp_path / "paper.md").read_text(encoding="utf-8")
     assert text.count("| not run |") == 20 and "mnist" not in text.partition("## ")[2]
+
+
+def test_a_folder_without_runs_is_refused_and_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in (tmp_path, tmp_path / "typo"):
+        assert main(["bench", "report", "--results", str(place)]) == 2
+        err = capsys.readouterr().err
+        assert f"{place} holds no paper.jsonl; expected the runs of fastbus bench paper" in err and "--results" in err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_damaged_lines_and_wrong_names_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["demo", "--epochs", "0"], "'0', expected a whole number >= 1"),
         (["demo", "--seed", "-1"], "'-1', expected a whole number >= 0"),
         (["demo", "--colour", "red"], "--colour"),
+        (["fti"], "did you mean fit? See fastbus --help"),
+        (["fit", "x.csv", "--epoch", "3"], "--epoch 3; did you mean --epochs? See fastbus fit --help"),
+        (["fit", "x.csv", "--bag", "b.csv"], "--bag b.csv; did you mean --bags? See fastbus fit --help"),
+        (["predict", "run", "x.csv", "--bags=b.csv"], "unrecognized arguments: --bags=b.csv"),
+        (["bench"], "no <name>; expected one of tables, ablation, paper, report, speed; see fastbus bench --help"),
+        (["bench", "repot"], "did you mean report?"),
+        (["bench", "report", "--result", "x"], "did you mean --results? See fastbus bench report --help"),
         (["demo", "--only", "guesses"], "'guesses'; expected some of label_proportion"),
     ],
 )

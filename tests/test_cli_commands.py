@@ -171,6 +171,16 @@ def test_flags_of_training_reach_the_classifier(trained: Path, tmp_path: Path, c
     assert saved.train_options == {"schedule": "constant", "clip": 0.001, "teacher": "average"}
 
 
+def test_what_a_fit_ignored_need_not_be_there_to_predict(tmp_path: Path, capsys: Capture) -> None:
+    instances, bags = iris_files(tmp_path)
+    flags = ["--bags", bags, *PROPORTION, "--epochs", 1, "--ignore", "petal_length", "--out", tmp_path / "run"]
+    answer(capsys, "fit", instances, *flags)
+    frame = pd.read_csv(instances).drop(columns=["petal_length", "label"])
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    words = ["predict", tmp_path / "run", tmp_path / "new.csv", "--out", tmp_path / "p.csv"]
+    assert answer(capsys, *words, "--bags-out", tmp_path / "b.csv")["bags"] == 30
+
+
 def test_fit_resume_and_predict_a_folder_of_pictures(tmp_path: Path, capsys: Capture) -> None:
     folder = digit_pictures(tmp_path / "photos")
     words = ["fit", folder, "--supervision", "label_proportion", "--epochs", 12, "--views", "{pad: 1, cutout: 0}"]
@@ -245,10 +255,24 @@ def test_check_summarises(trained: Path, capsys: Capture) -> None:
     words = ["check", trained / "iris.csv", "--bags", trained / "bags.csv", *PROPORTION]
     summary = answer(capsys, *words)
     assert summary["bags"] == 30 and summary["features"] == 4 and summary["impossible_bags"] == []
+    assert summary["feature_names"] == ["sepal_length", "sepal_width", "petal_length", "petal_width"]
+    fewer = answer(capsys, *words, "--ignore", "petal_length,petal_width")
+    assert fewer["feature_names"] == ["sepal_length", "sepal_width"]
     assert summary["bag_sizes"] == {"least": 5, "median": 5.0, "most": 5}
     assert summary["balance_of_true_labels"]["setosa"] == pytest.approx(1 / 3)
     assert cli.main([*map(str, words)]) == 0
     assert "impossible bags" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["noisy_label", "crowd_label", "noisy_label & noisy_label"])
+def test_check_takes_noise_that_fit_would_estimate(kind: str, tmp_path: Path, capsys: Capture) -> None:
+    first, second = ["a", "b", "b", "c"], ["a", "a", "b", ""]
+    columns = {"weak_ann": first, "weak_bob": second} if kind == "crowd_label" else {"weak": first}
+    if "&" in kind:
+        columns = {"noisy_label.weak": first, "noisy_label_2.weak": second}
+    pd.DataFrame({"x": [0.0, 1.0, 2.0, 3.0], **columns}).to_csv(tmp_path / "rows.csv", index=False)
+    summary = answer(capsys, "check", tmp_path / "rows.csv", "--supervision", kind)
+    assert summary["classes"] == ["a", "b", "c"] and summary["impossible_bags"] == []
 
 
 def test_check_names_impossible_bags_and_fails(tmp_path: Path, capsys: Capture) -> None:

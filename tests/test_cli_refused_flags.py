@@ -13,6 +13,7 @@ from safetensors.numpy import save
 
 from command_tables import iris_files
 from fastbus import cli
+from fastbus.errors import InputError
 from fastbus.training.checkpoint import read_checkpoint, write_checkpoint
 from test_cli_refused import refused
 
@@ -43,7 +44,7 @@ FLAGS: dict[str, tuple[list[str], str]] = {
     "two tables": ([*FIT, "@/other.csv", *OUT], "other.csv"),
     "no table": (["fit", "--supervision", "label_proportion", *OUT], "INSTANCES"),
     "no supervision": ([*TABLES, *OUT], "--supervision"),
-    "unknown supervision": ([*TABLES, "--supervision", "label_proportions", *OUT], "'label_proportions'"),
+    "unknown supervision": ([*TABLES, "--supervision", "label_proportions", *OUT], "did you mean 'label_proportion'?"),
     "half a combination": ([*TABLES, "--supervision", "label_proportion &", *OUT], "''"),
     "two distributions": ([*TABLES, "--supervision", "similar_dissimilar_unlabeled & multi_instance", *OUT], "prior"),
     "no out": (FIT, "--out"),
@@ -97,7 +98,28 @@ FLAGS: dict[str, tuple[list[str], str]] = {
     "coupling": ([*FIT, *OUT, "--coupling", "loose"], "'loose'"),
     "on impossible": ([*FIT, *OUT, "--on-impossible", "cry"], "'cry'"),
     "queue below 0": ([*FIT, *OUT, "--queue=-5"], "queue"),
-    "batch 0": ([*FIT, *OUT, "--batch-bags=-3"], "max_bags=-3"),
+    "batch 0": ([*FIT, *OUT, "--batch-bags", "0"], "--batch-bags 0; expected a whole number from 1"),
+    "batch below 0": ([*FIT, *OUT, "--batch-bags=-3"], "--batch-bags -3; expected a whole number from 1"),
+    "another number of classes": (
+        [*FIT, *OUT, "--n-classes", "2"],
+        "--n-classes 2; expected 3, since the tables or --classes name 'setosa', 'versicolor', 'virginica'.",
+    ),
+    "one class": ([*FIT, *OUT, "--n-classes", "1"], "--n-classes 1; expected a whole number from 2"),
+    "check another number of classes": (["check", *FIT[1:], "--n-classes", "4"], "--n-classes 4; expected 3"),
+    "pictures of no table": (
+        [*FIT, *OUT, "--images", "@/nowhere"],
+        "--images or --image-size without pictures to read; expected a column 'image' of",
+    ),
+    "size of no pictures": (["check", *FIT[1:], "--image-size", "8,8"], "expected a column 'image'"),
+    "predict pictures of no table": (
+        ["predict", "@/run", "@/iris.csv", "--out", "@/x.csv", "--images", "@"],
+        "expected a column 'image'",
+    ),
+    "ignored column that is not there": (
+        ["check", *FIT[1:], "--ignore", "sepal_length,Label"],
+        "bags.csv; expected some of 'bag', 'sepal_length', 'sepal_width', 'petal_length', 'petal_width', 'label', "
+        "'weak_setosa', 'weak_versicolor', 'weak_virginica' (did you mean 'label'?). Correct the name",
+    ),
     "option without a value": ([*FIT, *OUT, "--option", "unit"], "'unit'"),
     "option without a name": ([*FIT, *OUT, "--option", "=3"], "'=3'"),
     "unknown option": ([*FIT, *OUT, "--option", "units=count"], "expected some of kind, unit, tolerance, noise, soft"),
@@ -152,13 +174,82 @@ def test_flags(words: list[str], text: str, place: Path, capsys: Capture) -> Non
     refused(capsys, place, [word.replace("@", str(place)) for word in words], text)
 
 
+# -- what is read is not written over ---------------------------------------------------------------
+
+PREDICT = ["predict", "@/run", "@/iris.csv"]
+OVER: dict[str, tuple[list[str], str, str]] = {
+    "predict": ([*PREDICT, "--out", "@/iris.csv"], "--out", "iris.csv"),
+    "predict by another path": ([*PREDICT, "--out", "@/run/../iris.csv"], "--out", "iris.csv"),
+    "predict by a link": ([*PREDICT, "--out", "@/link.csv"], "--out", "iris.csv"),
+    "predict bags": ([*PREDICT, "--out", "@/x.csv", "--bags-out", "@/iris.csv"], "--bags-out", "iris.csv"),
+    "predict a folder": (["predict", "@/run", "@/all", "--out", "@/all/instances.csv"], "--out", "all/instances.csv"),
+    "predict beside bags": (["predict", "@/run", "@/all", "--out", "@/all/bags.csv"], "--out", "all/bags.csv"),
+    "infer": ([*INFER[:-1], "@/p.csv"], "--out", "p.csv"),
+    "infer over bags": ([*INFER[:-1], "@/bags.csv"], "--out", "bags.csv"),
+    "infer bags": ([*INFER, "--bags-out", "@/bags.csv"], "--bags-out", "bags.csv"),
+    "infer bags over predictions": ([*INFER, "--bags-out", "@/p.csv"], "--bags-out", "p.csv"),
+}
+
+
+@pytest.mark.parametrize(("words", "flag", "file"), OVER.values(), ids=OVER)
+def test_inputs_are_not_written_over(
+    words: list[str], flag: str, file: str, place: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = tmp_path / "place"
+    shutil.copytree(place, folder)
+    (folder / "all").mkdir()
+    shutil.copy(folder / "iris.csv", folder / "all" / "instances.csv")
+    shutil.copy(folder / "bags.csv", folder / "all" / "bags.csv")
+    (folder / "link.csv").symlink_to(folder / "iris.csv")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    texts = (flag, f"is '{folder / file}', which this command reads; expected another file")
+    refused(capsys, folder, [word.replace("@", str(folder)) for word in words], *texts)
+    assert {path: path.read_bytes() for path in before} == before
+    assert (folder / "link.csv").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ("bag,x,y\na,1,2\na,2,1\nb,1,1\nb,0,0\nb,1,2\n", "--bags-out with a bag of 3 instances; expected exactly 2"),
+        ("x,y\n1,2\n2,1\n", "--bags-out where every row is its own bag, without a column 'bag'; expected exactly 2"),
+    ],
+)
+def test_predictions_are_written_for_rows_and_bags_or_not_at_all(
+    table: str, text: str, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "pairs.csv").write_text(
+        "bag,x,y,weak\n" + "".join(f"{n // 2},{n},{n % 3},{n // 2 % 2}\n" for n in range(24))
+    )
+    words = ["fit", str(tmp_path / "pairs.csv"), "--supervision", "pair_similarity", "--epochs", "1"]
+    assert cli.main([*words, "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    (tmp_path / "tri.csv").write_text(table)
+    (tmp_path / "old.csv").write_text("kept")
+    words = ["predict", str(tmp_path / "run"), str(tmp_path / "tri.csv"), "--out", str(tmp_path / "old.csv")]
+    place = "tri.csv, bag 'b'" if "bag" in table else "tri.csv. Add the column"
+    refused(capsys, tmp_path, [*words, "--bags-out", str(tmp_path / "new.csv")], text, "for pair_similarity", place)
+    assert (tmp_path / "old.csv").read_text() == "kept"
+
+
+def test_neither_file_is_written_where_the_second_fails(
+    place: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise InputError("no; expected yes. Say so.")
+
+    monkeypatch.setattr("fastbus.commands.predict._predict_bags", fails)
+    words = [word.replace("@", str(place)) for word in (*PREDICT, "--out", "@/x.csv", "--bags-out", "@/y.csv")]
+    refused(capsys, place, words, "expected yes")
+
+
 # -- configs ---------------------------------------------------------------------------------------
 
 CONFIGS: dict[str, tuple[bytes | str, str]] = {
     "no yaml": ("epochs: [1\n", "cannot be read"),
     "no mapping": ("- epochs\n", "holds a list"),
     "nothing": ("", "holds a NoneType"),
-    "unknown key": ("epoch: 3\n", "'epoch'"),
+    "unknown key": ("epoch: 3\n", "did you mean 'epochs'?"),
     "key of another kind": ("3: 3\n", "'3'"),
     "not utf-8": (b"epochs: \xff\n", "cannot be read"),
     "python object": ("epochs: !!python/object/apply:os.system ['true']\n", "cannot be read"),

@@ -15,7 +15,7 @@ from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
 import fastbus
-from command_tables import iris_files
+from command_tables import digit_pictures, iris_files
 from fastbus import cli
 from fastbus.supervision import REGISTRY
 from test_cli_kinds import supervision_words
@@ -306,3 +306,16 @@ def test_an_old_picture_survives_a_failure(tmp_path: Path, capsys: Capture) -> N
     before = out.read_bytes()
     assert cli.main(["show", "label_proportion", "--weak", "77", "--out", str(out)]) == 2
     assert out.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == ["chain.svg"]
+
+
+def test_a_picture_of_the_instances_is_not_drawn_over(tmp_path: Path, capsys: Capture) -> None:
+    folder = digit_pictures(tmp_path / "photos", rows=40)
+    words = ["fit", str(folder), *PROPORTION, "--epochs", "1", "--out", str(tmp_path / "run")]
+    assert cli.main(words) == 0
+    before = (folder / "3.png").read_bytes()
+    for table in (folder, folder / "instances.csv"):
+        flags = ["--bags", str(folder / "bags.csv"), "--run", str(tmp_path / "run"), "--out", str(folder / "3.png")]
+        capsys.readouterr()
+        assert cli.main(["show", str(table), *flags]) == 2
+        assert "which this command reads; expected another file" in capsys.readouterr().err
+        assert (folder / "3.png").read_bytes() == before

@@ -36,6 +36,26 @@ def test_only_impossible_evidence_is_a_weak_label_error_of_its_own() -> None:
     assert issubclass(errors.ImpossibleEvidenceWarning, UserWarning)
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            "softmx",
+            "head='softmx'; expected one of 'softmax', 'sigmoid' (did you mean 'softmax'?). Pass one of these names.",
+        ),
+        (
+            "SIGMOID",
+            "head='SIGMOID'; expected one of 'softmax', 'sigmoid' (did you mean 'sigmoid'?). Pass one of these names.",
+        ),
+        ("tree", "head='tree'; expected one of 'softmax', 'sigmoid'. Pass one of these names."),
+        (3, "head=3; expected one of 'softmax', 'sigmoid'. Pass one of these names."),
+    ],
+)
+def test_a_name_that_was_perhaps_meant_is_named(value: object, message: str) -> None:
+    with pytest.raises(errors.InputError, match=f"^{re.escape(message)}$"):
+        errors.choice(value, ("softmax", "sigmoid"), "head", errors.InputError)
+
+
 # -- impossible evidence -------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ MAX_LINES = 400
 
 # Lowest first; the members of one layer do not see each other.
 LAYERS = (
+    {"spelling"},
     {"errors"},
     {"numerics"},
     {"bag_layout"},

@@ -14,6 +14,12 @@ from weak_tables import MIXED, NAMES, NAN, SINGLES, iris_frames, write
 WEAK2 = {"bag": ["a", "b"], "weak": [1, 0]}
 BAD: dict[str, tuple[Any, Any, str]] = {
     "no bag column in the bag table": (MIXED, {"weak": [1, 0]}, r"bag table has the columns 'weak'.*'bag'"),
+    "no bag column": (
+        {"x": MIXED["x"]},
+        WEAK2,
+        r"instance table has no column 'bag', so that every row.*Add it, or leave",
+    ),
+    "bag column misspelt": ({"Bag": MIXED["bag"], "x": MIXED["x"]}, WEAK2, r"has no column 'bag'.*rename 'Bag'"),
     "no weak column": (MIXED, {"bag": ["a", "b"]}, r"expected the weak label of multi_instance: weak or weak_<class>"),
     "other weak columns": (MIXED, {"bag": ["a", "b"], "weak": [1, 0], "weak_cat": [1, 0]}, "'weak', 'weak_cat'"),
     "weak columns twice": ({**MIXED, "weak": 1}, WEAK2, "in instance table and in bag table"),
@@ -156,3 +162,25 @@ def test_paths_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
 def test_bad_answers_of_a_crowd_are_refused(answers: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_tables(SINGLES, answers=answers, supervision=fastbus.CrowdLabel(rate=0.1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ignore": ["Noise"]}, r"'Noise' in ignore=, which is no column of instance table or bag table.*'noise'\?"),
+        ({"ignore": ["noise", "z"]}, r"'z' in ignore=.*expected some of 'bag', 'x', 'noise', 'weak'\. Correct"),
+        ({"images": "."}, r"images= or image_size= without pictures to read; expected a column 'image'"),
+        ({"image_size": (8, 8)}, r"without pictures to read.*not 'bag', 'x', 'noise'\. Leave them out"),
+    ],
+)
+def test_options_that_say_nothing_about_the_tables_are_refused(options: dict[str, Any], message: str) -> None:
+    table = {"bag": ["a", "b"], "x": [1.0, 2.0], "noise": [0.0, 1.0]}
+    with pytest.raises(DataError, match=message):
+        read_tables(table, WEAK2, supervision="multi_instance", **options)
+    data = read_tables(table, WEAK2, supervision="multi_instance", ignore=["noise"])
+    assert data.features == ("x",)
+
+
+def test_a_stream_beside_bags_needs_their_column() -> None:
+    with pytest.raises(DataError, match=r"has no column 'bag', so that every row.*rename 'Bag'"):
+        list(iter_tables({"Bag": ["a", "b"], "x": [1.0, 2.0]}, 4, bags=WEAK2, supervision="multi_instance"))

@@ -8,6 +8,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from fastbus.spelling import did_you_mean
+
 
 class FastbusError(Exception):
     """Anything this library refuses to do."""
@@ -84,8 +86,10 @@ def reject(
 
 
 def choice(value: object, options: Iterable[str], what: str, error: type[FastbusError]) -> None:
-    """Refuse a keyword outside its options."""
+    """Refuse a keyword outside its options, and say which one was perhaps meant."""
     allowed = list(options)
     if not isinstance(value, str) or value not in allowed:
         names = ", ".join(repr(option) for option in allowed)
-        raise error(f"{what}={value!r}; expected one of {names}. Pass one of these names.")
+        raise error(
+            f"{what}={value!r}; expected one of {names}{did_you_mean(value, allowed)}. Pass one of these names."
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,8 @@ def train_config(parameters: dict[str, Any], data: BagSet, seed: int, views: boo
     """About 1,500 steps of some 64 instances: more passes for small sets, larger batches for large ones."""
     count, largest = len(data), int(data.sizes.max())
     batch, epochs, rate = (parameters[name] for name in ("batch_bags", "epochs", "learning_rate"))
+    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, Integral) or batch < 1):
+        raise InputError(f"batch_bags={batch!r}; expected a whole number from 1. Pass e.g. 64, or leave it out.")
     held_out = parameters["held_out"]
     if held_out == 0 and (parameters["patience"] or parameters["calibrate"]):
         held_out = 0.2
@@ -109,14 +112,14 @@ def train_config(parameters: dict[str, Any], data: BagSet, seed: int, views: boo
     elif batch is None:
         typical = max(1, round(len(data.instances) / count))
         batch = max(1, min(max(8, 64 // typical), max(4, count // 10)))
-    steps = max(1, count // max(1, batch or 1))
+    steps = max(1, count // batch)
     more = read_train_options(parameters["train_options"])
     return TrainConfig(
         **{"max_instances": max(4096, largest)}
         | more
         | {
             "epochs": int(np.clip(STEPS // steps, 10, 200)) if epochs is None else epochs,
-            "max_bags": batch or 1,
+            "max_bags": batch,
             "learning_rate": 3e-3 if rate is None else rate,
             "weight_decay": parameters["weight_decay"],
             "ema": parameters["ema"],

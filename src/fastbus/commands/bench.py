@@ -36,12 +36,14 @@ EXAMPLES = "\n".join(
 
 
 def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("suite", metavar="<name>", choices=list(SUITES), help="what to measure")
+    parser.add_argument("suite", metavar="<name>", nargs="?", choices=list(SUITES), help="what to measure")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def run(options: Any) -> int | None:
     """Parse the flags of the measurement and run it."""
+    if options.suite is None:
+        Parser(prog="fastbus bench").error(f"no <name>; expected one of {', '.join(SUITES)}")
     suite = SUITES[options.suite]
     module = importlib.import_module(suite.module)
     parser = Parser(

@@ -25,6 +25,7 @@ examples:
 Exit code 2 where a table breaks the layout, or a bag has a weak label that no labelling satisfies.
 """
 SHOWN = 10
+NAMED = 50  # features
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -45,6 +46,7 @@ def run(options: Any) -> int:
     choice(options.head, ("softmax", "sigmoid"), "--head", InputError)
     supervision = shared.supervision_of(options)
     data = shared.read_data(options, supervision)
+    shared.check_n_classes(options, data)
     names, bad, missing, balance = _weak_facts(options, supervision, data)
     sizes = data.bags.sizes
     summary: dict[str, Any] = {
@@ -53,6 +55,7 @@ def run(options: Any) -> int:
         "instances": data.bags.num_instances,
         "bag_sizes": {"least": int(sizes.min()), "median": float(np.median(sizes)), "most": int(sizes.max())},
         "features": len(data.features) if data.bags.instances.ndim == 2 else list(data.bags.instances.shape[1:]),
+        "feature_names": _shown(data.features, options.json),
         "classes": names,
         "missing_weak_labels": missing,
     }
@@ -133,6 +136,11 @@ def _impossible(options: Any, supervision: Supervision, data: WeakData, outputs:
         flags = infer_chunk(supervision, chunk, draw, _source(options), asked).ignored
         found.append(chunk.bags.ids[:0] if draw else chunk.bags.ids[flags])
     return np.concatenate(found)
+
+
+def _shown(names: tuple[str, ...], whole: bool) -> list[str]:
+    """Names of the features, for people only the first of very many."""
+    return list(names) if whole or len(names) <= NAMED else [*names[:NAMED], "..."]
 
 
 def _source(options: Any) -> str:

@@ -11,6 +11,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from fastbus.commands.parser import names_of
+from fastbus.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from fastbus.data.dataset import WeakData
@@ -91,7 +92,8 @@ def make_supervision(name: str, settings: dict[str, Any]) -> Supervision:
     for number, title in enumerate(titles):
         if title not in REGISTRY:
             raise SupervisionError(
-                f"supervision {title!r}; expected one of {', '.join(sorted(REGISTRY))}. Check the spelling."
+                f"supervision {title!r}; expected one of {', '.join(sorted(REGISTRY))}{did_you_mean(title, REGISTRY)}. "
+                "Check the spelling."
             )
         earlier = titles[:number].count(title)
         prefix = f"{title}_{earlier + 1}." if earlier else f"{title}."
@@ -175,6 +177,23 @@ def read_data(options: Options, supervision: Supervision) -> WeakData:
         classes=names_of(options.classes, "--classes"),
         **columns_of(options),
     )
+
+
+def check_n_classes(options: Options, data: WeakData) -> None:
+    """Refuse a number of classes that is none, or not that of the classes which the tables show."""
+    from fastbus.data.columns import listed
+    from fastbus.errors import InputError
+
+    asked = options.n_classes
+    if asked is None:
+        return
+    if asked < 2:
+        raise InputError(f"--n-classes {asked}; expected a whole number from 2. Correct it, or leave it out.")
+    if data.classes is not None and asked != len(data.classes):
+        raise InputError(
+            f"--n-classes {asked}; expected {len(data.classes)}, since the tables or --classes name "
+            f"{listed(data.classes)}. Leave it out, or name all classes with --classes."
+        )
 
 
 def existing(path: str) -> Path:

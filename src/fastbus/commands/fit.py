@@ -209,6 +209,7 @@ def _classifier(options: Any, supervision: Supervision, data: WeakData) -> WeakC
         chosen["train_options"] = _train_options(options)
     if options.method_option:
         chosen["method_options"] = shared.parse_settings(options.method_option, "method_option")
+    shared.check_n_classes(options, data)
     if data.classes is not None:
         chosen.pop("n_classes", None)
         chosen["classes"] = list(data.classes)

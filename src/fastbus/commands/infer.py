@@ -42,7 +42,7 @@ def run(options: Any) -> int:
     """Infer a table of predictions."""
     import torch
 
-    from fastbus.commands.output import Progress, check_target, peak_memory, print_summary, table_writer
+    from fastbus.commands.output import Progress, check_targets, peak_memory, print_summary, table_writers
     from fastbus.commands.posteriors import SET_ROWS, infer_chunk
     from fastbus.data.stream import iter_tables
     from fastbus.errors import InputError, SupervisionError, choice
@@ -55,10 +55,9 @@ def run(options: Any) -> int:
             "pair_similarity."
         )
     choice(options.head, ("softmax", "sigmoid"), "--head", InputError)
-    out = check_target(shared.given(options, "out", "the file for the posteriors"), "--out")
-    bags_out = None if options.bags_out is None else check_target(options.bags_out, "--bags-out")
-    if bags_out is not None and bags_out.resolve() == out.resolve():
-        raise InputError(f"--out and --bags-out {options.bags_out!r}; expected two files. Rename one.")
+    bags = None if options.bags is None else shared.existing(options.bags)
+    target = shared.given(options, "out", "the file for the posteriors")
+    out, bags_out = check_targets(target, options.bags_out, [source] if bags is None else [source, bags])
     columns, names, inputs, has_bags = prediction_columns(source, options)
     asked: dict[str, Any] = {
         "head": options.head,
@@ -70,7 +69,7 @@ def run(options: Any) -> int:
     chunks = iter_tables(
         source,
         SET_ROWS if draw else options.chunk_bags,
-        bags=None if options.bags is None else shared.existing(options.bags),
+        bags=bags,
         supervision=supervision,
         classes=names,
         features=columns,
@@ -78,8 +77,7 @@ def run(options: Any) -> int:
     progress = Progress("bags")
     totals = {"bags": 0, "instances": 0, "exact_bags": 0, "ignored_bags": 0}
     log_likelihood = 0.0
-    with table_writer(out) as posteriors, table_writer(bags_out) as likelihoods, torch.no_grad():
-        assert posteriors is not None
+    with table_writers(out, bags_out) as (posteriors, likelihoods), torch.no_grad():
         for chunk in chunks:
             labels, values, exact, ignored = infer_chunk(supervision, chunk, draw, str(source), asked)
             rows = chunk.bags.restore(labels)

@@ -7,7 +7,7 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,44 @@ from numpy.typing import NDArray
 from fastbus.errors import InputError
 
 TABLES = (".csv", ".tsv", ".parquet", ".pq")
+PARTS = ("instances", "bags", "answers")  # tables of a folder
 
 
-def check_target(path: str, flag: str) -> Path:
-    """Refuse a place that cannot be written, before the work is done."""
+def check_target(path: str, flag: str, inputs: Iterable[Path]) -> Path:
+    """Refuse a place that cannot be written, or that the command reads, before the work is done."""
     place = Path(path)
     if place.suffix.lower() not in TABLES:
         raise InputError(f"{flag} {path!r}; expected a file that ends in {', '.join(TABLES)}. Rename it.")
     if place.is_dir():
         raise InputError(f"{flag} {path!r} is a folder; expected a file. Name one in it.")
+    refuse_input(place, flag, inputs)
     return place
+
+
+def check_targets(out: str, bags_out: str | None, inputs: Iterable[Path]) -> tuple[Path, Path | None]:
+    """Both files of a command that may write a second one, about bags."""
+    inputs = list(inputs)
+    rows = check_target(out, "--out", inputs)
+    if bags_out is None:
+        return rows, None
+    bags = check_target(bags_out, "--bags-out", inputs)
+    if bags.resolve() == rows.resolve():
+        raise InputError(f"--out and --bags-out {bags_out!r}; expected two files. Rename one.")
+    return rows, bags
+
+
+def refuse_input(place: Path, flag: str, inputs: Iterable[Path]) -> None:
+    """Refuse to write over what is read, were it by another name; of a folder, over its tables."""
+    if not place.exists():
+        return
+    for given in inputs:
+        tables = given.glob("*") if given.is_dir() else [given]
+        for table in tables:
+            if (table == given or table.stem in PARTS) and table.exists() and place.samefile(table):
+                raise InputError(
+                    f"{flag} {str(place)!r} is {str(table)!r}, which this command reads; expected another file, since "
+                    "it would be overwritten. Rename it."
+                )
 
 
 class TableWriter:
@@ -72,23 +100,25 @@ class TableWriter:
 
 
 @contextmanager
-def table_writer(path: Path | None) -> Iterator[TableWriter | None]:
-    """A writer into a file beside `path` that takes its name once all is written; None for no path."""
-    if path is None:
-        yield None
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    writer = TableWriter(path, part)
+def table_writers(out: Path, second: Path | None) -> Iterator[tuple[TableWriter, TableWriter | None]]:
+    """Writers into files beside the paths, which take their names once both are written; None for no path."""
+    paths = [out] if second is None else [out, second]
+    writers: list[TableWriter] = []
     try:
-        yield writer
-        writer.close()
-        with open(part, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(part, path)
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            writers.append(TableWriter(path, path.with_name(f".{path.name}.{os.getpid()}.part")))
+        yield writers[0], None if second is None else writers[1]
+        for writer in writers:
+            writer.close()
+            with open(writer.part, "rb") as written:
+                os.fsync(written.fileno())
+        for writer, path in zip(writers, paths, strict=True):
+            os.replace(writer.part, path)
     finally:
-        writer.close()
-        part.unlink(missing_ok=True)
+        for writer in writers:
+            writer.close()
+            writer.part.unlink(missing_ok=True)
 
 
 def print_summary(summary: Mapping[str, Any], as_json: bool) -> None:

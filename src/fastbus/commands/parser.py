@@ -15,17 +15,34 @@ from typing import Any, NoReturn
 import yaml
 from jsonargparse import ArgumentParser
 
+from fastbus.spelling import did_you_mean, nearest
+
 USER_ERROR = 2
 PATHS = ("instances", "bags", "answers", "images", "out", "bags_out", "run", "predictions")
 SEVERAL = ("option", "train_option", "method_option")  # flags that are given once for each of their names
 
 
 class Parser(ArgumentParser):
-    """A parser whose errors take one line instead of a page of usage."""
+    """A parser whose errors take one line instead of a page of usage, and whose flags are written out."""
+
+    def __init__(self, **options: Any) -> None:
+        # else --bag, of another command, would pass for --bags here
+        super().__init__(**{"allow_abbrev": False} | options)
 
     def error(self, message: str, *_: Any) -> NoReturn:
         program = " ".join(word for word in self.prog.split() if word != "[options]")
-        self.exit(USER_ERROR, f"fastbus: {one_line(message)}; see {program} --help\n")
+        meant = self._meant(message)
+        see = f"; did you mean {meant}? See" if meant else "; see"
+        self.exit(USER_ERROR, f"fastbus: {one_line(message)}{see} {program} --help\n")
+
+    def _meant(self, message: str) -> str | None:
+        """The flag or name that was perhaps meant, where the message complains of an unknown one."""
+        if found := re.search(r"unrecognized arguments:.*?(?<!\S)(--?\w[\w-]*)", message, re.IGNORECASE):
+            flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+            return nearest(found[1], flags)
+        if found := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            return nearest(found[1], re.findall(r"[\w-]+", found[2]))
+        return None
 
 
 def one_line(message: str) -> str:
@@ -39,7 +56,9 @@ def one_line(message: str) -> str:
 def in_flags(message: str) -> str:
     """A message of the library in one line, with flags for the options that it names for Python."""
     text = " ".join(message.split())
-    text = re.sub(r"\b(features|ignore|classes|images)=(?=[.,; ])", r"--\1", text + " ").rstrip()
+    options = r"\b(features|ignore|classes|n_classes|images|image_size)=(?=[.,; ])"
+    text = re.sub(options, lambda found: f"--{found[1].replace('_', '-')}", text + " ").rstrip()
+    text = re.sub(r"\bbatch_bags=(?=-?\d)", "--batch-bags ", text)
     return re.sub(r'\b(on_impossible|head)="(\w+)"', lambda found: f"--{found[1].replace('_', '-')} {found[2]}", text)
 
 
@@ -81,7 +100,7 @@ def _flags(file: str, known: set[str], switches: set[str]) -> list[str]:
         if name not in known:
             raise ConfigError(
                 f"{path} sets {str(key)!r}, which is no flag of this command; expected one of "
-                f"{', '.join(sorted(known))}. Correct the name."
+                f"{', '.join(sorted(known))}{did_you_mean(name, known)}. Correct the name."
             )
         flags += _flag(path, name, value, name in switches)
     return flags

@@ -12,6 +12,8 @@ from fastbus.commands import fit
 from fastbus.commands.parser import parse_config
 
 if TYPE_CHECKING:
+    from fastbus.commands.output import TableWriter
+    from fastbus.data.dataset import WeakData
     from fastbus.data.layout import Layout
     from fastbus.learner import WeakClassifier
 
@@ -37,21 +39,19 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Any) -> int:
     """Predict a table."""
-    from fastbus.commands.output import check_target, print_summary
+    from fastbus.commands.output import check_targets, print_summary, table_writers
     from fastbus.commands.run_folder import CONFIG, read_finished
     from fastbus.data.layout import make_layout
-    from fastbus.errors import InputError
     from fastbus.learner import WeakClassifier
 
     run = Path(options.run)
     source = shared.existing(shared.given(options, "instances", "the instance table"))
-    out = check_target(shared.given(options, "out", "the file for the predictions"), "--out")
-    bags_out = None if options.bags_out is None else check_target(options.bags_out, "--bags-out")
-    if bags_out is not None and bags_out.resolve() == out.resolve():
-        raise InputError(f"--out and --bags-out {options.bags_out!r}; expected two files. Rename one.")
+    target = shared.given(options, "out", "the file for the predictions")
+    out, bags_out = check_targets(target, options.bags_out, [source])
     facts = read_finished(run)
     classifier = WeakClassifier.load(run)
     options.features, options.ignore = None, None
+    pictures = options.images is not None or options.image_size is not None
     if options.image_size is None:
         options.image_size = parse_config("fit", fit.add_options, run / CONFIG).image_size
     columns = shared.columns_of(options)
@@ -59,16 +59,20 @@ def run(options: Any) -> int:
     columns["features"] = None if facts["features"] == ["image"] else facts["features"]
     layout = make_layout(None, None, columns.pop("features"), columns.pop("ignore"), **columns)
     if source.is_dir():
-        source = _table_of(source)
-    rows = _predict_rows(classifier, source, layout, out)
-    summary = {"predictions": str(out), "instances": rows}
-    if bags_out is not None:
-        summary |= {"bag_predictions": str(bags_out), "bags": _predict_bags(classifier, source, layout, bags_out)}
+        source = table_of(source)
+    # what the bags may be refused for comes first: many rows may take long
+    data = None if bags_out is None else _bags_of(classifier, source, layout)
+    with table_writers(out, bags_out) as (by_row, by_bag):
+        rows = _predict_rows(classifier, source, layout, pictures, by_row)
+        summary: dict[str, Any] = {"predictions": str(out), "instances": rows}
+        if data is not None and by_bag is not None:
+            _predict_bags(classifier, data, by_bag)
+            summary |= {"bag_predictions": str(bags_out), "bags": len(data)}
     print_summary(summary, options.json)
     return 0
 
 
-def _table_of(folder: Path) -> Path:
+def table_of(folder: Path) -> Path:
     from fastbus.data.readers import SUFFIXES
     from fastbus.errors import DataError
 
@@ -78,11 +82,15 @@ def _table_of(folder: Path) -> Path:
     return found[0]
 
 
-def _predict_rows(classifier: WeakClassifier, source: Path, layout: Layout, out: Path) -> int:
-    """Write bag, p_<class> and predicted for every row, in the order of the table."""
+def _predict_rows(classifier: WeakClassifier, source: Path, layout: Layout, pictures: bool, writer: TableWriter) -> int:
+    """Write bag, p_<class> and predicted for every row, in the order of the table; how many there are.
+
+    pictures: whether the user said something about them, which the table then must name.
+    """
     from fastbus.bags import BAG
-    from fastbus.commands.output import Progress, table_writer
+    from fastbus.commands.output import Progress
     from fastbus.data.features import feature_rows
+    from fastbus.data.image_folder import needs_pictures
     from fastbus.data.keys import bag_ids
     from fastbus.data.readers import read_chunks
     from fastbus.errors import DataError
@@ -90,25 +98,25 @@ def _predict_rows(classifier: WeakClassifier, source: Path, layout: Layout, out:
     names = [str(name) for name in classifier.classes_.tolist()]
     progress = Progress("rows")
     done = 0
-    with table_writer(out) as writer:
-        assert writer is not None
-        for table in read_chunks(source, "instance table", ROWS):
-            if len(table) == 0:
-                continue
-            rows, _ = feature_rows(table, layout)
-            same_shape(classifier, rows.shape[1:], source)
-            probs = classifier.predict_proba(rows)
-            columns = {BAG: bag_ids(table, BAG)} if BAG in table.columns else {}
-            columns |= {f"p_{name}": probs[:, at] for at, name in enumerate(names)}
-            if classifier.n_outputs_ > 1 and classifier.head == "sigmoid":
-                columns |= {f"predicted_{name}": (probs[:, at] >= 0.5).astype(int) for at, name in enumerate(names)}
-            else:
-                columns["predicted"] = classifier.classes_[probs.argmax(1)]
-            writer.write(columns)
-            done += len(table)
-            progress.add(len(table))
-        if not done:
-            raise DataError(f"{source} has no rows; expected at least one. Write the data first.")
+    for table in read_chunks(source, "instance table", ROWS):
+        if len(table) == 0:
+            continue
+        if pictures:
+            needs_pictures(table, layout)
+        rows, _ = feature_rows(table, layout)
+        same_shape(classifier, rows.shape[1:], source)
+        probs = classifier.predict_proba(rows)
+        columns = {BAG: bag_ids(table, BAG)} if BAG in table.columns else {}
+        columns |= {f"p_{name}": probs[:, at] for at, name in enumerate(names)}
+        if classifier.n_outputs_ > 1 and classifier.head == "sigmoid":
+            columns |= {f"predicted_{name}": (probs[:, at] >= 0.5).astype(int) for at, name in enumerate(names)}
+        else:
+            columns["predicted"] = classifier.classes_[probs.argmax(1)]
+        writer.write(columns)
+        done += len(table)
+        progress.add(len(table))
+    if not done:
+        raise DataError(f"{source} has no rows; expected at least one. Write the data first.")
     progress.end()
     return done
 
@@ -123,16 +131,35 @@ def same_shape(classifier: WeakClassifier, shape: tuple[int, ...], source: Path)
         )
 
 
-def _predict_bags(classifier: WeakClassifier, source: Path, layout: Layout, out: Path) -> int:
+def _bags_of(classifier: WeakClassifier, source: Path, layout: Layout) -> WeakData:
+    """The bags of the table, refused where the supervision does not speak about bags of their size."""
+    from fastbus.bags import BAG
+    from fastbus.data.readers import read_table
+    from fastbus.data.tables import assemble
+    from fastbus.errors import DataError
+
+    table = read_table(source, "instance table")
+    data = assemble(table, None, None, layout)
+    supervision = classifier.supervision_
+    wrong = data.bags.sizes != (supervision.bag_size or data.bags.sizes)
+    if wrong.any():
+        size, name = int(data.bags.sizes[wrong][0]), data.bags.ids[wrong][0].item()
+        rule = f"expected exactly {supervision.bag_size} for {supervision.title}"
+        if BAG not in table.columns:
+            got = f"--bags-out where every row is its own bag, without a column {BAG!r}; {rule}; {table.name}"
+            raise DataError(f"{got}. Add the column, or leave out --bags-out.")
+        more = f" (and {int(wrong.sum()) - 1} more)" if wrong.sum() > 1 else ""
+        got = f"--bags-out with a bag of {size} instances; {rule}; {table.name}, bag {name!r}{more}"
+        raise DataError(f"{got}. Regroup the instances, or leave out --bags-out.")
+    return data
+
+
+def _predict_bags(classifier: WeakClassifier, data: WeakData, writer: TableWriter) -> None:
     """Write bag and its predicted weak label, in columns named as those that were fitted."""
     import numpy as np
 
-    from fastbus.commands.output import table_writer
-    from fastbus.data.readers import read_table
-    from fastbus.data.tables import assemble
     from fastbus.training.inputs import parts_of
 
-    data = assemble(read_table(source, "instance table"), None, None, layout)
     answers = classifier.predict_weak(data.bags)
     parts = parts_of(classifier.supervision_)
     columns: dict[str, Any] = {"bag": data.bags.ids}
@@ -152,7 +179,4 @@ def _predict_bags(classifier: WeakClassifier, source: Path, layout: Layout, out:
         rows = data.bags.arrange(probs)
         means = np.add.reduceat(rows, data.bags.offsets[:-1], axis=0) / data.bags.sizes[:, None]
         columns |= {f"mean_p_{name}": means[:, at] for at, name in enumerate(classifier.classes_.tolist())}
-    with table_writer(out) as writer:
-        assert writer is not None
-        writer.write(columns)
-    return len(data)
+    writer.write(columns)

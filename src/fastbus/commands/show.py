@@ -255,8 +255,10 @@ def _run_bag(options: Any, source: Path) -> _Bag:
     fitted.features = fitted.ignore = None
     columns = shared.columns_of(fitted)
     columns["features"] = None if facts["features"] == ["image"] else facts["features"]
-    columns["images"] = source if source.is_dir() else source.parent
+    columns["images"] = None  # beside the table
     bags = None if options.bags is None else shared.existing(options.bags)
+    if facts["features"] == ["image"]:
+        _keep_pictures(Path(options.out), source)
     chunk = read_tables(source, bags, supervision=supervision, classes=facts["classes"], **columns)
     draw = supervision.level == "set" and int(chunk.bags.sizes.max()) == 1
     data = _chosen(chunk, options.bag, draw)
@@ -267,6 +269,19 @@ def _run_bag(options: Any, source: Path) -> _Bag:
     names = [str(name) for name in classifier.classes_.tolist()]
     names = names[1:] if logits.shape[1] == 1 else names
     return _Bag(supervision, data, logits, draw, names, source, {"head": classifier.head})
+
+
+def _keep_pictures(out: Path, source: Path) -> None:
+    """Refuse to draw over a picture that the instances are."""
+    from fastbus.commands.output import refuse_input
+    from fastbus.commands.predict import table_of
+    from fastbus.data.image_folder import IMAGE
+    from fastbus.data.readers import read_table
+
+    table = table_of(source) if source.is_dir() else source
+    column = read_table(table, "instance table").columns.get(IMAGE)
+    if column is not None and column.dtype.kind == "U":
+        refuse_input(out, "--out", [table.parent / name for name in column.tolist()])
 
 
 def _tensor(data: WeakData) -> Tensor:

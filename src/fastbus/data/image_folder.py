@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastbus.data.columns import Column, Table
+from fastbus.data.columns import Column, Table, listed
+from fastbus.data.layout import Layout
 from fastbus.errors import DataError
 
 IMAGE = "image"
@@ -56,6 +57,21 @@ def image_array(table: Table, folder: Path | None, size: tuple[int, int] | None)
                 f"{name!r} cannot be read ({reason}); expected an image; {table.place(IMAGE, row)}. Replace the file."
             ) from None
     return _stack(table, pictures)
+
+
+def needs_pictures(table: Table, layout: Layout) -> None:
+    """Refuse a folder, or a size, of pictures where the features are no paths of pictures: it would be dropped."""
+    used = layout.features is None and IMAGE not in layout.ignore
+    if not used or IMAGE not in table.columns or table.columns[IMAGE].dtype.kind != "U":
+        raise DataError(
+            f"images= or image_size= without pictures to read; expected a column {IMAGE!r} of {table.name} with their "
+            f"paths as the only feature, not {listed(table.columns)}. Leave them out, or correct the table."
+        )
+    if layout.images is not None and not layout.images.is_dir():
+        raise DataError(
+            f"images= {str(layout.images)!r} is no folder; expected the one that the paths in column {IMAGE!r} of "
+            f"{table.name} start from. Correct the path."
+        )
 
 
 def _stack(table: Table, pictures: list[Any]) -> NDArray[Any]:

@@ -18,7 +18,7 @@ from fastbus.data.dataset import WeakData
 from fastbus.data.keys import bag_ids, same_kind
 from fastbus.data.layout import make_layout
 from fastbus.data.readers import read_chunks
-from fastbus.data.tables import assemble
+from fastbus.data.tables import assemble, names_bags
 from fastbus.errors import DataError, InputError
 from fastbus.supervision.base import Supervision
 
@@ -53,7 +53,7 @@ def iter_tables(
             seen.add(ids, table)
             bag_table = None if cursor is None else cursor.take(ids, table)
         elif cursor is not None:
-            table.require(BAG, "to find the rows of the bag table")
+            names_bags(table)
         yield assemble(table, bag_table, None, layout)
     if name is None:
         raise DataError("the instance table has no rows; expected at least one. Write the data first.")

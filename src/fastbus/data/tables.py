@@ -25,11 +25,13 @@ from fastbus.data.class_names import class_names
 from fastbus.data.columns import Table, listed, missing
 from fastbus.data.dataset import WeakData
 from fastbus.data.features import feature_rows, true_labels
+from fastbus.data.image_folder import needs_pictures
 from fastbus.data.keys import bag_ids, positions
 from fastbus.data.layout import LABEL, TASK, Layout, make_layout
 from fastbus.data.readers import SUFFIXES, read_table
 from fastbus.data.weak_columns import SHOWN, WEAK, WeakColumns, convention, find_weak
 from fastbus.errors import DataError
+from fastbus.spelling import did_you_mean, nearest
 from fastbus.supervision.base import Supervision
 from fastbus.supervision.combine import Combination
 from fastbus.supervision.imperfect import CrowdLabel
@@ -57,6 +59,7 @@ def read_tables(
     classes: names in the order of their indices. features: columns to use; all numbers otherwise.
     ignore: columns to leave out. images: folder of the pictures that the column `image` names.
     """
+    asked = images is not None or image_size is not None
     if isinstance(instances, (str, PathLike)) and Path(instances).is_dir():
         folder = Path(instances)
         images = folder if images is None else images
@@ -80,6 +83,8 @@ def read_tables(
         table = Table(answer_table.name, {BAG: np.unique(bag_ids(answer_table, TASK))})
     else:
         table = read_table(instances, "instance table")
+    if asked:
+        needs_pictures(table, layout)
     bag_table = None if bags is None else read_table(bags, "bag table")
     return assemble(table, bag_table, answer_table, layout, bare=instances is None)
 
@@ -97,6 +102,9 @@ def assemble(
     table: Table, bag_table: Table | None, answers: Table | None, layout: Layout, *, bare: bool = False
 ) -> WeakData:
     """Tables that were read, put together."""
+    if bag_table is not None:
+        names_bags(table)
+    _ignored_are_there(layout, [each for each in (table, bag_table, answers) if each is not None])
     ids = bag_ids(table, BAG) if BAG in table.columns else None
     # before the features, or a misspelt weak column would be blamed for being one
     found = [_find(part, prefixes, table, bag_table, answers) for part, prefixes in layout.parts]
@@ -137,6 +145,27 @@ def assemble(
         names,
         annotators,
     )
+
+
+def names_bags(table: Table) -> None:
+    """Refuse an instance table beside a bag table that does not say which bag a row is of."""
+    if BAG not in table.columns:
+        near = nearest(BAG, table.columns)
+        raise DataError(
+            f"{table.name} has no column {BAG!r}, so that every row would be its own bag; expected one, since a bag "
+            f"table is given. Add it{'' if near is None else f', or rename {near!r}'}, or leave out the bag table."
+        )
+
+
+def _ignored_are_there(layout: Layout, tables: list[Table]) -> None:
+    """Refuse to leave out what is not there: a misspelt name would leave a true label among the features."""
+    known = list(dict.fromkeys(name for table in tables for name in table.columns))
+    for name in layout.ignore:
+        if name not in known:
+            raise DataError(
+                f"{name!r} in ignore=, which is no column of {' or '.join(table.name for table in tables)}; expected "
+                f"some of {listed(known, 20)}{did_you_mean(name, known)}. Correct the name, or leave it out."
+            )
 
 
 # -- weak labels --------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fastbus.errors import InputError
+from fastbus.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from fastbus.supervision.base import Supervision
@@ -95,8 +96,9 @@ def get_method(name: str) -> Method:
     if name not in METHODS:
         modules = [module for module, names in MODULES.items() if name in names]
         if not modules:
-            known = ", ".join(sorted({*method_names(), *METHODS}))
-            raise InputError(f"method={name!r}; expected one of {known}. Pass one of these names.")
+            known = sorted({*method_names(), *METHODS})
+            meant = did_you_mean(name, known)
+            raise InputError(f"method={name!r}; expected one of {', '.join(known)}{meant}. Pass one of these names.")
         importlib.import_module(f"fastbus.methods.{modules[0]}")
     return METHODS[name]
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastbus.errors import SupervisionError
 from fastbus.numerics import safe_log
+from fastbus.spelling import did_you_mean
 from fastbus.supervision.evidence import Evidence, Rule
 from fastbus.supervision.reading import WeakReader
 
@@ -180,7 +181,7 @@ def resolve(supervision: Supervision | str) -> Supervision:
     if not isinstance(supervision, str) or supervision not in REGISTRY:
         raise SupervisionError(
             f"supervision {supervision!r}; expected a Supervision or one of "
-            f"{', '.join(sorted(REGISTRY))}. Check the spelling."
+            f"{', '.join(sorted(REGISTRY))}{did_you_mean(supervision, REGISTRY)}. Check the spelling."
         )
     try:
         return REGISTRY[supervision]()

@@ -56,11 +56,16 @@ def with_known_noise(data: BagSet, num_classes: int, seed: int, predict: Predict
 
 
 def readable(supervision: Supervision) -> Supervision:
-    """The supervision with some prior where none is known, so that its weak labels can be read and checked."""
+    """The supervision with some prior or rate where none is known, so that its weak labels can be read and checked.
+
+    The rate leaves nothing impossible, so that whatever a matrix still to be estimated may allow is accepted.
+    """
     if isinstance(supervision, Combination):
         return Combination(*(readable(part) for part in supervision.parts))
     if isinstance(supervision, PositiveUnlabeled) and supervision.prior is None:
         return PositiveUnlabeled(0.5, constraint=supervision.constraint)
+    if isinstance(supervision, (NoisyLabel, CrowdLabel)) and needs_estimate(supervision):
+        return type(supervision)(rate=0.5)
     return supervision
 
 
