@@ -13,6 +13,7 @@ from safetensors.numpy import save
 
 from command_tables import iris_files
 from fastbus import cli
+from fastbus.commands.parser import in_flags
 from fastbus.errors import InputError
 from fastbus.training.checkpoint import read_checkpoint, write_checkpoint
 from test_cli_refused import refused
@@ -54,21 +55,21 @@ FLAGS: dict[str, tuple[list[str], str]] = {
     "no bag table": ([*FIT[:2], "--bags", "@/no.csv", *FIT[4:], *OUT], "no.csv"),
     "epochs no number": ([*FIT, *OUT, "--epochs", "two"], "--epochs"),
     "epochs broken": ([*FIT, *OUT, "--epochs", "2.5"], "--epochs"),
-    "epochs 0": ([*FIT, *OUT, "--epochs", "0"], "epochs=0"),
-    "epochs below 0": ([*FIT, *OUT, "--epochs=-1"], "epochs=-1"),
+    "epochs 0": ([*FIT, *OUT, "--epochs", "0"], "--epochs 0"),
+    "epochs below 0": ([*FIT, *OUT, "--epochs=-1"], "--epochs -1"),
     "epochs without a value": ([*FIT, *OUT, "--epochs"], "--epochs"),
-    "learning rate 0": ([*FIT, *OUT, "--learning-rate", "0"], "learning_rate=0"),
+    "learning rate 0": ([*FIT, *OUT, "--learning-rate", "0"], "--learning-rate 0"),
     "learning rate nan": ([*FIT, *OUT, "--learning-rate", "nan"], "--learning-rate"),
     "learning rate word": ([*FIT, *OUT, "--learning-rate", "fast"], "--learning-rate"),
-    "weight decay below 0": ([*FIT, *OUT, "--weight-decay=-1"], "weight_decay=-1"),
-    "average of 1": ([*FIT, *OUT, "--ema", "1"], "ema=1"),
-    "held out all": ([*FIT, *OUT, "--held-out", "1"], "held_out=1"),
-    "held out nearly all": ([*FIT, *OUT, "--held-out", "0.99"], "held_out=0.99"),
-    "patience below 0": ([*FIT, *OUT, "--patience=-2"], "patience=-2"),
+    "weight decay below 0": ([*FIT, *OUT, "--weight-decay=-1"], "--weight-decay -1"),
+    "average of 1": ([*FIT, *OUT, "--ema", "1"], "--ema 1"),
+    "held out all": ([*FIT, *OUT, "--held-out", "1"], "--held-out 1"),
+    "held out nearly all": ([*FIT, *OUT, "--held-out", "0.99"], "--held-out 0.99"),
+    "patience below 0": ([*FIT, *OUT, "--patience=-2"], "--patience -2"),
     "seed below 0": ([*FIT, *OUT, "--seed=-1"], "--seed -1"),
     "seed too large": ([*FIT, *OUT, "--seed", "99999999999"], "--seed 99999999999"),
     "seed word": ([*FIT, *OUT, "--seed", "lucky"], "--seed"),
-    "consistency below 0": ([*FIT, *OUT, "--consistency=-1"], "consistency=-1"),
+    "consistency below 0": ([*FIT, *OUT, "--consistency=-1"], "--consistency -1"),
     "consistency no number": ([*FIT, *OUT, "--consistency", "much"], "--consistency"),
     "views a word": ([*FIT, *OUT, "--views", "some"], "--views 'some'"),
     "views a number": ([*FIT, *OUT, "--views", "2"], "--views '2'"),
@@ -81,12 +82,12 @@ FLAGS: dict[str, tuple[list[str], str]] = {
     "train option without a value": ([*FIT, *OUT, "--train-option", "clip"], "--train-option 'clip'"),
     "train option no yaml": ([*FIT, *OUT, "--train-option", "clip=[1,"], "--train-option"),
     "unknown train option": ([*FIT, *OUT, "--train-option", "optimiser=sgd"], "'optimiser'"),
-    "train option with a flag": ([*FIT, *OUT, "--train-option", "epochs=3"], "epochs="),
+    "train option with a flag": ([*FIT, *OUT, "--train-option", "epochs=3"], "Pass --epochs instead"),
     "unknown optimizer": ([*FIT, *OUT, "--train-option", "optimizer=magic"], "'magic'"),
     "unknown precision": ([*FIT, *OUT, "--train-option", "precision=8"], "'8'"),
     "clip a word": ([*FIT, *OUT, "--train-option", "clip=hard"], "clip='hard'"),
     "teacher without an average": ([*FIT, *OUT, "--train-option", "teacher=average"], "ema > 0"),
-    "rank 0": ([*FIT, *OUT, "--rank", "0"], "rank=0"),
+    "rank 0": ([*FIT, *OUT, "--rank", "0"], "--rank 0"),
     "unknown evolution": ([*FIT, *OUT, "--evolution", "magic"], "'magic'"),
     "class loop of a softmax head": ([*FIT, *OUT, "--class-loop", "labels"], "sigmoid"),
     "unknown class loop": ([*FIT, *OUT, "--class-loop", "tight", "--head", "sigmoid"], "'tight'"),
@@ -160,7 +161,7 @@ FLAGS: dict[str, tuple[list[str], str]] = {
     "infer fewer classes": ([*INFER, "--columns", "p_setosa", "--inputs", "probs", "--classes", "a,b"], "1 --columns"),
     "infer head": ([*INFER, "--head", "tail"], "'tail'"),
     "infer coupling": ([*INFER, "--coupling", "loose"], "'loose'"),
-    "infer chunk 0": ([*INFER, "--chunk-bags", "0"], "chunk_bags=0"),
+    "infer chunk 0": ([*INFER, "--chunk-bags", "0"], "--chunk-bags 0"),
     "infer other table": (["infer", "@/iris.csv", *INFER[2:]], "p_<class>"),
     "infer without bags": ([*INFER[:2], *INFER[4:]], "or give the bag table too"),
     "infer to another type": ([*INFER[:-1], "@/q.txt"], "q.txt"),
@@ -415,3 +416,22 @@ def test_run_folders(
         (run / DONE).unlink()
         words = ["resume", str(run)]
     refused(capsys, folder, words, text)
+
+
+@pytest.mark.parametrize(
+    ("said", "known", "told"),
+    [
+        ("Leave class_loop=None.", {"class_loop"}, "Leave --class-loop out."),
+        ('Leave coupling="auto".', {"coupling"}, "Leave --coupling auto."),
+        ('Pass device="cpu", or another.', {"device"}, "Pass --device cpu, or another."),
+        ("rank=9; expected less. Pass rank=3 or more.", {"rank"}, "--rank 9; expected less. Pass --rank 3 or more."),
+        ("Pass classes=[...] or n_classes=.", {"classes", "n_classes"}, "Pass --classes a,b,c or --n-classes."),
+        ("Or leave the column out with ignore=.", {"ignore"}, "Or leave the column out with --ignore."),
+        ("Fill it in, or leave the column out with ignore=.", {"out"}, "Fill it in."),
+        ('Pass on_impossible="ignore".', {"out"}, 'Pass on_impossible="ignore".'),
+        ("nnpu needs it; expected prior=. Pass it, e.g. prior=0.4.", {"method_option"},
+         "nnpu needs it; expected --method-option prior=. Pass it, e.g. --method-option prior=0.4."),
+    ],
+)  # fmt: skip
+def test_cures_are_in_flags_that_the_command_has(said: str, known: set[str], told: str) -> None:
+    assert in_flags(said, known) == told

@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return command.run(options) or 0
         except FastbusError as error:
-            print(f"fastbus: {in_flags(str(error))}", file=sys.stderr)
+            print(f"fastbus: {in_flags(str(error), vars(options))}", file=sys.stderr)
             return USER_ERROR
         except OSError as error:
             place = f"{error.filename}: " if error.filename else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -53,13 +53,31 @@ def one_line(message: str) -> str:
     return text.rstrip(".")
 
 
-def in_flags(message: str) -> str:
-    """A message of the library in one line, with flags for the options that it names for Python."""
-    text = " ".join(message.split())
-    options = r"\b(features|ignore|classes|n_classes|images|image_size)=(?=[.,; ])"
-    text = re.sub(options, lambda found: f"--{found[1].replace('_', '-')}", text + " ").rstrip()
-    text = re.sub(r"\bbatch_bags=(?=-?\d)", "--batch-bags ", text)
-    return re.sub(r'\b(on_impossible|head)="(\w+)"', lambda found: f"--{found[1].replace('_', '-')} {found[2]}", text)
+def in_flags(message: str, known: Collection[str] = ()) -> str:
+    """A message of the library in one line, with flags for the options that it names for Python.
+
+    known: names of the command's flags, with underscores; what it has no flag for stays as it is.
+    """
+    text = " ".join(message.split()) + " "
+    if "ignore" not in known:
+        text = text.replace(", or leave the column out with ignore=.", ".")
+    if "method_option" in known:
+        text = re.sub(r"(expected |, e\.g\. )(prior|noise_rate)=", r"\1--method-option \2=", text)
+    text = text.replace("classes=[...]", "classes=a,b,c")
+
+    def flag(found: re.Match[str]) -> str:
+        name, value = found["name"], found["value"] or ""
+        if name not in known:
+            return found[0]
+        return f"--{name.replace('_', '-')}" + (f" {value.strip(chr(34))}" if value else "")
+
+    def left_out(found: re.Match[str]) -> str:
+        name = found["name"]
+        return f"{found['leave']} --{name.replace('_', '-')} out" if name in known else found[0]
+
+    text = re.sub(r"\b(?P<leave>[Ll]eave) (?P<name>[a-z_]+)=None\b", left_out, text)
+    value = r'"[\w.]+"|-?\d+(?:\.\d+)?|a,b,c|(?=[.,; ])'
+    return re.sub(rf"(?<![\w-])(?P<name>[a-z_]+)=(?P<value>{value})", flag, text).rstrip()
 
 
 class ConfigError(Exception):

@@ -155,14 +155,14 @@ def _absent(official: Official, root: Path, wanted: list[str]) -> DataError:
     if pickled is not None and any((root / f"{pickled}{end}").exists() for end in ("", ".tar.gz")):
         return DataError(
             f"{root / pickled}: the Python version of {official.name}, which is pickled; expected the binary "
-            f"version, since loading a pickle can run any code. Get {official.url} instead, unpack it in "
-            f"{root}, or pass download=True."
+            f"version, since loading a pickle can run any code. Get {official.url} instead and unpack it in "
+            f"{root}, or in Python pass download=True."
         )
     folder = root / official.folder
     lacking = [name for name in wanted if not (folder / name).is_file()]
     source = official.url if official.archive else f"{official.url}*.gz"
     return DataError(
         f"{official.name}: no {lacking[0] if lacking else official.folder} in {folder}; expected the "
-        f"official files. Pass download=True where there is a network, or get {source} and put the "
-        "files there."
+        f"official files. Get {source} and put the files there, or in Python pass download=True where there is "
+        "a network."
     )

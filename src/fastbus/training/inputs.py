@@ -53,7 +53,7 @@ def as_bags(X: Any, bags: Any, check: Callable[[Any], NDArray[Any]]) -> Bags:
     if not is_sequence(X):
         return Bags.from_ids(check(_on_host(X)), _on_host(bags))
     if bags is not None:
-        raise InputError("bags= with a sequence of bags; expected one of them. Leave bags=None.")
+        raise InputError("bags= with a sequence of bags; expected one of them. Leave out bags=.")
     grouped = X if isinstance(X, Bags) else Bags.from_lists(list(X))
     return replace(grouped, instances=check(_on_host(grouped.instances)))
 
