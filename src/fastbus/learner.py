@@ -181,7 +181,8 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         """Train on rows X (N, ...) with bag ids, or on a sequence of bags (K_i, ...).
 
         y: weak labels keyed by bag id, a plain array (B, ...) where bag ids are 0..B-1, or one a row, the same on
-            all rows of a bag; one a row for kinds that speak about instances; a tuple for combinations.
+            all rows of a bag; one a row for kinds that speak about instances; a tuple for combinations. A frame
+            with a column a class names the classes.
         sample_weight: one a row. bag_weight: one a bag, keyed like the weak labels.
         """
         start = time.perf_counter()

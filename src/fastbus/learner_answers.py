@@ -18,6 +18,7 @@ from fastbus.learner_defaults import device_of
 from fastbus.learner_inputs import Scale, as_rows
 from fastbus.supervision.base import Supervision
 from fastbus.training.bag_set import BagSet
+from fastbus.training.class_columns import by_class
 from fastbus.training.inputs import as_bags, is_sequence, missing, parts_of, read_inputs
 from fastbus.training.views import Views
 from fastbus.training.whole_set import SetPosterior, forward_rows, infer_set
@@ -150,6 +151,8 @@ class Answers:
             return self.weak_log_likelihood(X, y, bags)
         from sklearn.metrics import accuracy_score
 
+        if self.head == "sigmoid" and self.n_outputs_ > 1:
+            y = by_class(y, self.classes_, "score", keyed=False)
         return float(accuracy_score(y, self.predict(X), sample_weight=sample_weight))
 
     def _are_classes(self, X: Any, y: Any, bags: Any) -> bool:

@@ -2,7 +2,7 @@
 
 X is a table of rows (N, ...) with bag ids, or a sequence of bags. Weak labels of bags come keyed by bag id, as
 a plain array (B, ...) where the ids are 0..B-1, or repeated on every row of the bag (N, ...); weak labels of
-instances come in the order of the rows.
+instances come in the order of the rows. Where a frame of them has one column a class, its column names are the classes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fastbus.bags import Bags
 from fastbus.errors import InputError, SupervisionError, WeakLabelError
 from fastbus.supervision.base import Supervision
 from fastbus.supervision.combine import Combination
+from fastbus.training.class_columns import read_columns
 
 # kinds whose weak labels are class names or indices, so that the classes can be read off them
 CLASS_VALUED = ("semi_supervised", "noisy_label", "crowd_label", "complementary_label")
@@ -74,6 +75,7 @@ def read_inputs(
             f"{supervision.title}: expected a tuple of {len(parts)} weak labels, one for each part. "
             "Mark entries missing where a part says nothing."
         )
+    given, classes = read_columns(parts, given, head, classes, n_classes)
     aligned = [_aligned(part, entry, bags, head) for part, entry in zip(parts, given, strict=True)]
     widths = [_width(part, entry, head) for part, entry in zip(parts, aligned, strict=True)]
     names = _classes(parts, aligned, widths, classes, n_classes)
