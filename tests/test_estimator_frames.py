@@ -16,7 +16,9 @@ from fastbus import (
     LabelProportion,
     PartialLabel,
     WeakClassifier,
+    WeakLoss,
     bag_sequence,
+    infer,
     weak_accuracy,
     weaken,
 )
@@ -202,3 +204,17 @@ def test_named_classes_survive_a_file(tmp_path: Any, fitted: WeakClassifier) -> 
     assert np.array_equal(
         WeakClassifier.load(tmp_path).posterior(X, MIXED, bags=IDS), fitted.posterior(X, COUNTS, bags=IDS)
     )
+
+
+@pytest.mark.parametrize("frame", [pd.DataFrame, lambda rows: pl.DataFrame(np.asarray(rows))], ids=["pandas", "polars"])
+def test_frames_are_read_as_their_arrays(frame: Any) -> None:
+    logits = np.random.default_rng(0).standard_normal((6, 3))
+    counts = np.array([[2, 1, 0], [0, 1, 2]])
+    plain = infer("label_proportion", logits, counts, bag_sizes=[3, 3])
+    for rows, weak, sizes in ((frame(logits), frame(counts), [3, 3]), (logits, frame(counts), pd.Series([3, 3]))):
+        post = infer("label_proportion", rows, weak, bag_sizes=sizes)
+        assert torch.allclose(post.labels, plain.labels)
+        assert torch.allclose(post.log_likelihood, plain.log_likelihood)
+    loss = WeakLoss("label_proportion")
+    leaf = torch.tensor(logits, requires_grad=True)
+    assert torch.allclose(loss(leaf, frame(counts), bag_sizes=[3, 3]), loss(leaf, counts, bag_sizes=[3, 3]))

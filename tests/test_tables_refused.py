@@ -156,3 +156,18 @@ def test_paths_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
 def test_bad_answers_of_a_crowd_are_refused(answers: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_tables(SINGLES, answers=answers, supervision=fastbus.CrowdLabel(rate=0.1))
+
+
+@pytest.mark.parametrize("kind", ["exact", "interval"])
+def test_fractions_read_as_counts_are_told_the_unit(kind: Any) -> None:
+    names = ["weak"] if kind == "exact" else ["weak_low", "weak_high"]
+    bags = {"bag": ["a", "b"]} | {name: [0.25, 0.5] for name in names}
+    with pytest.raises(DataError, match=r"^0.25; expected a whole number; bag table, column 'weak.*', row 1") as caught:
+        read_tables(filled(MIXED), bags, supervision=fastbus.LabelProportion(kind))
+    assert str(caught.value).endswith(
+        'these are fractions of the bag: --option unit=fraction, in Python LabelProportion(unit="fraction").'
+    )
+    more = {"bag": ["a", "b"]} | {name: [2.5, 1] for name in names}
+    with pytest.raises(DataError, match=r"^2.5; expected a whole number.*leave it empty") as caught:
+        read_tables(filled(MIXED), more, supervision=fastbus.LabelProportion(kind))
+    assert "unit" not in str(caught.value)

@@ -56,12 +56,18 @@ class Answers:
         check_is_fitted(self, "network_")
 
         def check(rows: Any) -> NDArray[Any]:
-            known = validate_data(self, rows, reset=False, allow_nd=True, dtype=list(ROWS))
-            if known.shape[1:] != self.input_shape_:
-                raise InputError(
-                    f"X with rows of shape {known.shape[1:]}; expected {self.input_shape_}, as fitted. Reshape them."
-                )
+            if len(getattr(rows, "shape", ())) > 2:  # scikit-learn would only miss "features" along the second axis
+                fits(rows)
+            known = validate_data(self, rows, reset=False, allow_nd=True, dtype=list(ROWS), ensure_all_finite=False)
+            fits(known)
             return np.asarray(known)
+
+        def fits(known: Any) -> None:
+            shape = tuple(known.shape[1:])
+            if shape != self.input_shape_:
+                last = len(shape) == 3 and (shape[2], *shape[:2]) == self.input_shape_
+                cure = "Pass X.transpose(0, 3, 1, 2)" if last else "Reshape them"
+                raise InputError(f"X with rows of shape {shape}; expected {self.input_shape_}, as fitted. {cure}.")
 
         return as_bags(X, bags, check)
 
