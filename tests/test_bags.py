@@ -207,3 +207,17 @@ def test_real_bags_survive_a_shuffle() -> None:
     for i in range(5):
         same = plain[int(mixed.ids[i])]
         assert np.array_equal(np.sort(mixed[i], axis=0), np.sort(same, axis=0))
+
+
+def test_labels_of_named_bags_are_keyed_as_the_docstring_says() -> None:
+    ids = np.array(["bag_10", "bag_2", "bag_10", "bag_1", "bag_2", "bag_1"])
+    weak = fastbus.weaken("label_proportion", [0, 1, 2, 2, 1, 0], ids)
+    assert "dict(zip(dict.fromkeys(ids), weak))" in str(fastbus.weaken.__doc__)
+    keyed = dict(zip(dict.fromkeys(ids), weak))  # noqa: B905
+    assert {str(bag): counts.tolist() for bag, counts in keyed.items()} == {
+        "bag_10": [1, 0, 1], "bag_2": [0, 2, 0], "bag_1": [1, 0, 1]
+    }  # fmt: skip
+    bags = Bags.from_ids(np.zeros((6, 1)), ids)
+    assert np.array_equal(bags.align(keyed), weak)
+    with pytest.raises(WeakLabelError, match=r"dict\(zip\(dict\.fromkeys\(ids\), weak\)\)"):
+        bags.align(weak)

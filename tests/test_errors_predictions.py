@@ -4,11 +4,12 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import fastbus
-from fastbus.errors import CouplingError, InputError, SupervisionError
+from fastbus.errors import CouplingError, InputError, SupervisionError, WeakLabelError
 from malformed import INF, NAN, Malformed, assert_refused, malformed, scores, table, weakly
 
 ONE_KNOWN = torch.tensor([[1, -1, -1]] * 4)  # positives of 4 bags of 3 instances
@@ -44,7 +45,7 @@ SHAPES = [
     call("no-instances", scores(4, 0, 3), "4 bags of 0 instances"),
     call("no-classes", scores(4, 3, 0), "0 classes with a softmax head"),
     call("no-classes-sigmoid", scores(4, 3, 0), "0 classes with a sigmoid", head="sigmoid"),
-    call("softmax-one-class", scores(4, 3, 1), "1 classes", 'Use head="sigmoid"'),
+    call("softmax-one-class", scores(4, 3, 1), "1 classes", 'Use head="sigmoid"', "label rows of others", "classes="),
     call("flat-without-sizes", scores(12, 3), "without bag_sizes", "bag_sizes=[1] * N"),
     call("flat-one-class", scores(12, 1), "1 classes", bag_sizes=[3] * 4),
 ]
@@ -54,6 +55,16 @@ TYPES = [
     call("logits-bool", torch.zeros(4, 3, 3, dtype=torch.bool), "dtype torch.bool"),
     call("logits-complex", scores(4, 3, 3) + 0j, "dtype torch.complex128"),
     call("logits-string", "logits", "predictions of type str"),
+    call("logits-text-frame", pd.DataFrame({"a": ["x"] * 4}), "type DataFrame cannot be read as numbers"),
+    call("logits-integer-frame", pd.DataFrame({"a": [1] * 4, "b": [2] * 4}), "dtype torch.int64"),
+    call(
+        "weak-text-frame",
+        scores(4, 3, 3),
+        "weak label of type DataFrame",
+        weak=pd.DataFrame({"a": ["x"] * 4}),
+        error=WeakLabelError,
+    ),
+    call("logits-series-list", [pd.Series([1.0, 2.0], index=["a", "b"])] * 4, "predictions of type list"),
     call("logits-none", None, "predictions of type NoneType"),
     call("logits-strings", np.full((4, 3, 3), "a"), "predictions of type ndarray"),
     call("logits-objects", np.full((4, 3, 3), None), "predictions of type ndarray"),

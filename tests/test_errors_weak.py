@@ -123,6 +123,16 @@ AGGREGATE = [
         "; bag 1 (and 1 more). ",
     ),
     counts("count-half", "label_proportion", [ONE, ONE, [1.5, 0, 1], ONE], "1.5;", "; bag 2."),
+    counts(
+        "count-fraction",
+        "label_proportion",
+        [ONE, [1 / 3] * 3, ONE, ONE],
+        "0.33333",
+        "; bag 1. Correct",
+        'LabelProportion(unit="fraction") for fractions of the bag.',
+    ),
+    counts("count-not-fraction", "label_proportion", [ONE, [1.5] * 3, ONE, ONE], "or mark it missing."),
+    counts("interval-fraction", INTERVAL, [[[0, 0.5]] * 3] * 4, "0.5; expected interval", 'unit="fraction"'),
     counts("count-float-minus-1", "label_proportion", [ONE] * 3 + [[-1.0, 2, 1]], "NaN", "; bag 3."),
     counts(
         "fraction-no-count",

@@ -193,7 +193,9 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", images.LOADERS)
 def test_absent_files_say_where_to_get_them(name: str, tmp_path: Path) -> None:
-    with pytest.raises(fastbus.DataError, match=r"expected the official files\. Get .*http.*in Python pass download=True"):
+    with pytest.raises(
+        fastbus.DataError, match=r"expected the official files\. Get .*http.*in Python pass download=True"
+    ):
         images.load_images(name, tmp_path)
 
 

@@ -55,6 +55,11 @@ def test_every_name_stands_once() -> None:
     assert set(methods_for("similarity_confidence")) >= {"sc_unbiased", "sc_relu", "sc_abs", "sc_nn_abs"}
 
 
+def test_settings_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(InputError, match=r"^setting 'pair_comparisn'; expected .* pair_comparison,.*\. Check the"):
+        methods_for("pair_comparisn")
+
+
 def test_the_page_holds_the_table_of_the_registry() -> None:
     page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     assert page == renewed(page), "run python -m fastbus.methods.table docs/methods.md"

@@ -184,3 +184,18 @@ def test_options_that_say_nothing_about_the_tables_are_refused(options: dict[str
 def test_a_stream_beside_bags_needs_their_column() -> None:
     with pytest.raises(DataError, match=r"has no column 'bag', so that every row.*rename 'Bag'"):
         list(iter_tables({"Bag": ["a", "b"], "x": [1.0, 2.0]}, 4, bags=WEAK2, supervision="multi_instance"))
+
+
+@pytest.mark.parametrize("kind", ["exact", "interval"])
+def test_fractions_read_as_counts_are_told_the_unit(kind: Any) -> None:
+    names = ["weak"] if kind == "exact" else ["weak_low", "weak_high"]
+    bags = {"bag": ["a", "b"]} | {name: [0.25, 0.5] for name in names}
+    with pytest.raises(DataError, match=r"^0.25; expected a whole number; bag table, column 'weak.*', row 1") as caught:
+        read_tables(filled(MIXED), bags, supervision=fastbus.LabelProportion(kind))
+    assert str(caught.value).endswith(
+        'these are fractions of the bag: --option unit=fraction, in Python LabelProportion(unit="fraction").'
+    )
+    more = {"bag": ["a", "b"]} | {name: [2.5, 1] for name in names}
+    with pytest.raises(DataError, match=r"^2.5; expected a whole number.*leave it empty") as caught:
+        read_tables(filled(MIXED), more, supervision=fastbus.LabelProportion(kind))
+    assert "unit" not in str(caught.value)

@@ -16,6 +16,7 @@ from sklearn.utils.validation import _num_samples
 
 from fastbus.bags import Bags
 from fastbus.errors import InputError
+from fastbus.training.class_columns import by_class
 
 
 class BagKFold(GroupKFold):  # type: ignore[misc]
@@ -30,11 +31,13 @@ class BagKFold(GroupKFold):  # type: ignore[misc]
         yield from super().split(X, y, ids)
 
 
-def bag_sequence(X: Any, weak: Any, bags: Any = None) -> tuple[list[NDArray[Any]], Any]:
+def bag_sequence(X: Any, weak: Any, bags: Any = None, *, classes: Any = None) -> tuple[list[NDArray[Any]], Any]:
     """A table as a list of bags, and its weak labels of bags in the same order: what scikit-learn can cut.
 
     weak: as `Bags.align` takes them, keyed by bag id or by the integers 0..B-1; a combination's labels are not
     one sequence.
+    classes: the order for the columns of a frame that has one a class, since the array that is returned has no names:
+        pass those that the classifier is given. None: the order of the frame.
     """
     if isinstance(weak, tuple):
         raise InputError(
@@ -42,9 +45,11 @@ def bag_sequence(X: Any, weak: Any, bags: Any = None) -> tuple[list[NDArray[Any]
             "cut. Split the bags yourself with BagKFold."
         )
     grouped = X if isinstance(X, Bags) else Bags.from_ids(X, bags)
+    weak = weak if classes is None else by_class(weak, classes, "bag_sequence")
     return [np.asarray(part) for part in grouped], np.asarray(grouped.align(weak))
 
 
 def weak_accuracy(estimator: Any, X: Any, y: Any) -> float:
     """The share of bags whose weak label is predicted right, as `scoring=` for sequences of bags."""
+    y = by_class(y, estimator.classes_, "weak_accuracy") if hasattr(estimator, "classes_") else y
     return float((np.asarray(estimator.predict_weak(X)) == np.asarray(y)).mean())

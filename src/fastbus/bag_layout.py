@@ -26,16 +26,19 @@ def read_tensor(
     device: torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`value` as a dense tensor, or an `error` where it does not hold numbers."""
+    """`value` as a dense tensor, or an `error` where it does not hold numbers; frames are read by their `to_numpy`."""
+    given = type(value).__name__
+    if not isinstance(value, (np.ndarray, Tensor)) and hasattr(value, "to_numpy"):
+        value = value.to_numpy()
     if isinstance(value, np.ndarray) and (not value.flags.writeable or any(stride < 0 for stride in value.strides)):
         value = value.copy()  # torch warns of the former and refuses the latter
     try:
         x = torch.as_tensor(value, device=device, dtype=dtype)
         return x if x.layout is torch.strided and not x.is_nested else x.to_dense()
-    except (TypeError, ValueError, RuntimeError) as problem:
+    except (TypeError, ValueError, RuntimeError, LookupError) as problem:  # torch looks for an entry 0
         reason = str(problem).partition("\n")[0].rstrip(".")
         raise error(
-            f"{what} of type {type(value).__name__} cannot be read as numbers ({reason}); expected {expected}. {cure}"
+            f"{what} of type {given} cannot be read as numbers ({reason}); expected {expected}. {cure}"
         ) from None
 
 

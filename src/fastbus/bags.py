@@ -204,7 +204,8 @@ class Bags:
             raise WeakLabelError(
                 f"weak labels as a plain {type(weak).__name__}, but bag ids such as "
                 f"{self.ids[0].item()!r}; expected a mapping or frame keyed by bag id, since the order of "
-                'such ids is a guess ("bag_10" sorts before "bag_2"). Pass {bag id: weak label}.'
+                'such ids is a guess ("bag_10" sorts before "bag_2"). Pass {bag id: weak label}, which '
+                "is dict(zip(dict.fromkeys(ids), weak)) for labels in the order of first appearance."
             )
         values = as_rows(weak, "weak labels", WeakLabelError)
         if len(values) != len(self):

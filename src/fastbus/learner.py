@@ -39,7 +39,7 @@ from fastbus.learner_estimates import kept_or_estimated
 from fastbus.learner_export import export_onnx, export_torch
 from fastbus.learner_files import load_classifier, save_classifier
 from fastbus.learner_images import OWN_METHOD, image_recipe, method_objective
-from fastbus.learner_inputs import as_rows, learn_scale, training_inputs
+from fastbus.learner_inputs import as_rows, in_known_layout, learn_scale, training_inputs
 from fastbus.learner_plugs import make_class_loop, make_evolution, to_be_learned
 from fastbus.models.backbone import Backbone
 from fastbus.models.build import build_backbone
@@ -181,7 +181,8 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         """Train on rows X (N, ...) with bag ids, or on a sequence of bags (K_i, ...).
 
         y: weak labels keyed by bag id, a plain array (B, ...) where bag ids are 0..B-1, or one a row, the same on
-            all rows of a bag; one a row for kinds that speak about instances; a tuple for combinations.
+            all rows of a bag; one a row for kinds that speak about instances; a tuple for combinations. A frame
+            with a column a class names the classes.
         sample_weight: one a row. bag_weight: one a bag, keyed like the weak labels.
         """
         start = time.perf_counter()
@@ -192,7 +193,7 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
             raise InputError("WeakClassifier requires y to be passed, but the target y is None: give weak labels.")
         grouped = as_bags(X, bags, self._check_new)
         given = read_inputs(supervision, grouped, y, self.head, self.classes, self.n_classes)
-        rows = as_rows(grouped.instances)
+        rows = as_rows(in_known_layout(grouped.instances, self.backbone))
         self.classes_ = given.classes
         single = self.head == "sigmoid" and len(self.classes_) == 2 and not given.columns
         self.n_outputs_ = 1 if single else len(self.classes_)
@@ -247,7 +248,7 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         return self
 
     def _check_new(self, rows: Any) -> NDArray[Any]:
-        return np.asarray(validate_data(self, rows, allow_nd=True, dtype=list(ROWS)))
+        return np.asarray(validate_data(self, rows, allow_nd=True, dtype=list(ROWS), ensure_all_finite=False))
 
     def _seed(self) -> int:
         if self.random_state is None:  # scikit-learn would draw from, and move, the global random numbers

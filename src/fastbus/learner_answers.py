@@ -18,6 +18,7 @@ from fastbus.learner_defaults import device_of
 from fastbus.learner_inputs import Scale, as_rows
 from fastbus.supervision.base import Supervision
 from fastbus.training.bag_set import BagSet
+from fastbus.training.class_columns import by_class
 from fastbus.training.inputs import as_bags, is_sequence, missing, parts_of, read_inputs
 from fastbus.training.views import Views
 from fastbus.training.whole_set import SetPosterior, forward_rows, infer_set
@@ -55,12 +56,18 @@ class Answers:
         check_is_fitted(self, "network_")
 
         def check(rows: Any) -> NDArray[Any]:
-            known = validate_data(self, rows, reset=False, allow_nd=True, dtype=list(ROWS))
-            if known.shape[1:] != self.input_shape_:
-                raise InputError(
-                    f"X with rows of shape {known.shape[1:]}; expected {self.input_shape_}, as fitted. Reshape them."
-                )
+            if len(getattr(rows, "shape", ())) > 2:  # scikit-learn would only miss "features" along the second axis
+                fits(rows)
+            known = validate_data(self, rows, reset=False, allow_nd=True, dtype=list(ROWS), ensure_all_finite=False)
+            fits(known)
             return np.asarray(known)
+
+        def fits(known: Any) -> None:
+            shape = tuple(known.shape[1:])
+            if shape != self.input_shape_:
+                last = len(shape) == 3 and (shape[2], *shape[:2]) == self.input_shape_
+                cure = "Pass X.transpose(0, 3, 1, 2)" if last else "Reshape them"
+                raise InputError(f"X with rows of shape {shape}; expected {self.input_shape_}, as fitted. {cure}.")
 
         return as_bags(X, bags, check)
 
@@ -150,6 +157,8 @@ class Answers:
             return self.weak_log_likelihood(X, y, bags)
         from sklearn.metrics import accuracy_score
 
+        if self.head == "sigmoid" and self.n_outputs_ > 1:
+            y = by_class(y, self.classes_, "score", keyed=False)
         return float(accuracy_score(y, self.predict(X), sample_weight=sample_weight))
 
     def _are_classes(self, X: Any, y: Any, bags: Any) -> bool:

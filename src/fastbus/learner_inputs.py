@@ -43,6 +43,27 @@ def is_image(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and min(shape[1:]) >= 4
 
 
+def in_known_layout(rows: NDArray[Any], backbone: Any) -> NDArray[Any]:
+    """The rows, refused if they look like images that "auto" would take for tables: channels last, or without any.
+
+    A network that was asked for by name or given knows what it reads.
+    """
+    shape = rows.shape[1:]
+    if not isinstance(backbone, str) or backbone != "auto":
+        return rows
+    cure = None
+    if len(shape) == 3 and shape[2] in (1, 3) and min(shape[:2]) >= 4 and not is_image(shape):
+        looks, cure = "images with their channels last", "X.transpose(0, 3, 1, 2)"
+    elif len(shape) == 2 and min(shape) >= 4 and (rows.dtype == np.uint8 or (shape[0] == shape[1] and min(shape) >= 8)):
+        looks, cure = "grey images without an axis of channels", "X[:, None]"
+    if cure is None:
+        return rows
+    raise InputError(
+        f"X with rows of shape {shape}, which look like {looks}; expected images of shape (channels, height, width). "
+        f'Pass {cure}, or backbone="mlp" for a network of flat rows.'
+    )
+
+
 def as_rows(rows: NDArray[Any]) -> Tensor:
     """A tensor of float64 for tables, of float32 or bytes for images; torch warns about arrays it must not write to."""
     kind = np.float64

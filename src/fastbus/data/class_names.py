@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fastbus.data.columns import Column, Table, listed, missing
 from fastbus.errors import DataError
 
+CURE = "Correct the cell, or leave it empty where nothing is known."
 Places = list[tuple[Table, str]]  # columns whose cells are classes
 
 
@@ -101,15 +102,19 @@ def _codes_of_names(
     return np.where(empty, -1, codes)
 
 
-def whole_numbers(table: Table, column: str, cells: Column, empty: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Numbers as int64, -1 where missing."""
+def whole_numbers(
+    table: Table, column: str, cells: Column, empty: NDArray[np.bool_], *, of_fractions: str = ""
+) -> NDArray[np.int64]:
+    """Numbers as int64, -1 where missing; `of_fractions` is the cure where the first bad cell is one."""
     if cells.dtype.kind == "f":
         with np.errstate(invalid="ignore"):
-            complain(table, column, ~empty & ((cells != np.round(cells)) | np.isinf(cells)), "a whole number")
+            bad = ~empty & ((cells != np.round(cells)) | np.isinf(cells))
+            cure = of_fractions if bad.any() and 0 < cells[bad][0] < 1 else ""
+            complain(table, column, bad, "a whole number", cure or CURE)
     return np.where(empty, -1, cells).astype(np.int64)
 
 
-def complain(table: Table, column: str, bad: NDArray[np.bool_], expected: str) -> None:
+def complain(table: Table, column: str, bad: NDArray[np.bool_], expected: str, cure: str = CURE) -> None:
     """Raise a DataError that names the first bad cell, if there is one."""
     if not bad.any():
         return
@@ -118,7 +123,4 @@ def complain(table: Table, column: str, bad: NDArray[np.bool_], expected: str) -
     value = cell.item() if cell.ndim == 0 else cell.tolist()
     more = int(bad.reshape(len(bad), -1).any(1).sum()) - 1
     also = f" (and {more} more)" if more else ""
-    raise DataError(
-        f"{value!r}; expected {expected}; {table.place(column, row)}{also}. "
-        "Correct the cell, or leave it empty where nothing is known."
-    )
+    raise DataError(f"{value!r}; expected {expected}; {table.place(column, row)}{also}. {cure}")

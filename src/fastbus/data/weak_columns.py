@@ -45,6 +45,10 @@ SHOWN = {
     "soft": "weak_0, weak_1, ..., or weak_<class>_0, weak_<class>_1, ...",
     "annotators": "weak_<annotator>",
 }
+OF_FRACTIONS = (
+    "Correct the cell, or say that these are fractions of the bag: --option unit=fraction, in Python "
+    'LabelProportion(unit="fraction").'
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Convention:
     low: float | None = 0
     high: float | None = 1
     classes: bool = False  # the cells of forms "one" and "annotators" are classes
+    of_fractions: str = ""  # the cure for fractions where whole numbers are expected
 
 
 def convention(part: Supervision) -> Convention:
@@ -69,7 +74,9 @@ def convention(part: Supervision) -> Convention:
                 return Convention(("soft",), True, "real")
             forms = ("interval",) if part.kind == "interval" else ("one", "per_class")
             counts = part.unit == "count"
-            return Convention(forms, True, "whole" if counts else "real", 0, None if counts else 1)
+            if counts:
+                return Convention(forms, True, "whole", 0, None, of_fractions=OF_FRACTIONS)
+            return Convention(forms, True, "real")
         case PairComparison() | PairSimilarity() | SimilarDissimilarUnlabeled():
             return Convention(("one",), True)
         case SimilarityConfidence() | PositiveConfidence():
@@ -165,7 +172,7 @@ class WeakColumns:
         if real:
             numbers: NDArray[Any] = np.where(empty, np.nan, cells.astype(np.float64))
         else:
-            numbers = whole_numbers(self.table, column, cells, empty)
+            numbers = whole_numbers(self.table, column, cells, empty, of_fractions=self.rule.of_fractions)
             empty = empty | (numbers == -1)
         low = -np.inf if self.rule.low is None else self.rule.low
         high = np.inf if self.rule.high is None else self.rule.high

@@ -74,6 +74,7 @@ def weaken(
     bags: N bag ids, a `Bags`, or the sizes (B,) of bags that follow each other; None: each instance alone.
         Row b of the result is bag b where the ids are exactly the integers 0..B-1, else the b-th bag in
         the order in which the ids first appear. Instance-level results stay in the order of the rows.
+        Where a fit asks for weak labels keyed by such ids: dict(zip(dict.fromkeys(ids), weak)).
     rng: a NumPy generator or a seed, needed by all kinds that leave something to chance.
     missing: the share of entries left out (-1 in integers, NaN in floats), each on its own.
     num_classes: C, where the labels do not show the last classes.

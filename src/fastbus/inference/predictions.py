@@ -42,7 +42,8 @@ def as_predictions(predictions: object, head: str, inputs: str) -> Tensor:
     if x.shape[-1] == 0 or (head == "softmax" and x.shape[-1] < 2):
         raise InputError(
             f"{x.shape[-1]} classes with a {head} head; expected at least "
-            f'{2 if head == "softmax" else 1}. Use head="sigmoid" for one binary output.'
+            f'{2 if head == "softmax" else 1}. Use head="sigmoid" for one binary output; where the weak labels show '
+            "a single class, label rows of others, or name all with classes=."
         )
     return x
 

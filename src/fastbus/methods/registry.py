@@ -105,6 +105,11 @@ def get_method(name: str) -> Method:
 
 def methods_for(setting: str) -> tuple[str, ...]:
     """Names of the methods that serve a supervision, given by its registry name; imports every family."""
+    from fastbus.supervision import REGISTRY
+
+    if setting not in REGISTRY:
+        known = ", ".join(sorted(REGISTRY))
+        raise InputError(f"setting {setting!r}; expected the name of a supervision: {known}. Check the spelling.")
     return tuple(name for name in method_names() if setting in get_method(name).settings)
 
 

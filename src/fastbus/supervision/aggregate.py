@@ -20,6 +20,8 @@ from fastbus.supervision.evidence import Evidence, Rule, Soft, log_indicator
 from fastbus.supervision.options import count_noise, flip_channel, number
 from fastbus.supervision.reading import WeakReader
 
+OF_FRACTIONS = 'Correct the entry, or pass LabelProportion(unit="fraction") for fractions of the bag.'
+
 
 def flipped(truth: Tensor, weak: Tensor, noise: tuple[float, float] | None) -> Tensor:
     """P(weak | truth) of a 0/1 statement whose true value is 1 with probability `truth`."""
@@ -144,7 +146,7 @@ class LabelProportion(Counting):
         if self.unit == "fraction":
             counts, observed = self._counts_of_fractions(values, reader)
         else:
-            counts, observed = reader.integers(values, None, "counts")
+            counts, observed = reader.integers(values, None, "counts", of_fractions=OF_FRACTIONS)
         self._check_counts(counts, observed, positive_class, reader)
         states = torch.arange(reader.K + 1, device=reader.device)
         sizes = reader.layout.sizes[:, None, None].expand(*counts.shape, 1)
@@ -230,7 +232,7 @@ class LabelProportion(Counting):
             exact, slack = fractions * sizes, self._slack(sizes)[..., 0]
             bounds = torch.stack([(exact[..., 0] - slack).ceil(), (exact[..., 1] + slack).floor()], -1).long()
         else:
-            bounds, given = reader.integers(values, None, "interval bounds")
+            bounds, given = reader.integers(values, None, "interval bounds", of_fractions=OF_FRACTIONS)
         low = bounds[..., 0].masked_fill(~given[..., 0], 0)
         high = torch.where(given[..., 1], bounds[..., 1], sizes[..., 0])
         observed = given.any(-1)

@@ -175,9 +175,12 @@ class WeakReader:
         return ~values.isnan()
 
     def integers(
-        self, values: Tensor, high: int | None, what: str, real: Tensor | None = None
+        self, values: Tensor, high: int | None, what: str, real: Tensor | None = None, *, of_fractions: str = ""
     ) -> tuple[Tensor, Tensor]:
-        """Whole numbers 0..high as long, and where they are present; `real` masks padding out."""
+        """Whole numbers 0..high as long, and where they are present; `real` masks padding out.
+
+        of_fractions: the cure where the first bad entry lies between 0 and 1.
+        """
         if real is not None:
             blank = float("nan") if values.is_floating_point() else -1
             values = values if values.dtype == torch.bool else values.masked_fill(~real, blank)
@@ -192,12 +195,10 @@ class WeakReader:
             bad = bad | values.isinf()
         if high is not None and values.dtype != torch.bool:
             bad = bad | (present & (values > high))
-        self.refuse_value(
-            values,
-            bad,
-            f"{what} as {expected}, {missing} where missing",
-            "Correct the entry, or mark it missing.",
-        )
+        cure = "Correct the entry, or mark it missing."
+        if of_fractions and self.validate and bool(bad.any()) and bool((values[bad][0] > 0) & (values[bad][0] < 1)):
+            cure = of_fractions
+        self.refuse_value(values, bad, f"{what} as {expected}, {missing} where missing", cure)
         return values.masked_fill(~present, 0).long(), present
 
     def fractions(self, values: Tensor, low: float, high: float, what: str) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 X is a table of rows (N, ...) with bag ids, or a sequence of bags. Weak labels of bags come keyed by bag id, as
 a plain array (B, ...) where the ids are 0..B-1, or repeated on every row of the bag (N, ...); weak labels of
-instances come in the order of the rows.
+instances come in the order of the rows. Where a frame of them has one column a class, its column names are the classes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fastbus.bags import Bags
 from fastbus.errors import InputError, SupervisionError, WeakLabelError
 from fastbus.supervision.base import Supervision
 from fastbus.supervision.combine import Combination
+from fastbus.training.class_columns import read_columns
 
 # kinds whose weak labels are class names or indices, so that the classes can be read off them
 CLASS_VALUED = ("semi_supervised", "noisy_label", "crowd_label", "complementary_label")
@@ -49,13 +50,50 @@ def is_sequence(X: Any) -> bool:
 
 
 def as_bags(X: Any, bags: Any, check: Callable[[Any], NDArray[Any]]) -> Bags:
-    """Bags of a table with bag ids, or of a sequence of bags; `check` validates the flat rows."""
+    """Bags of a table with bag ids, or of a sequence of bags; `check` validates the flat rows.
+
+    Rows that are not finite are refused here, since only here it is known where the caller has them.
+    """
     if not is_sequence(X):
-        return Bags.from_ids(check(_on_host(X)), _on_host(bags))
+        rows = check(_on_host(X))
+        names = getattr(X, "columns", None)
+        _refuse_infinite(rows, lambda row: f"row {row}", None if names is None else list(names))
+        return Bags.from_ids(rows, _on_host(bags))
     if bags is not None:
         raise InputError("bags= with a sequence of bags; expected one of them. Leave out bags=.")
     grouped = X if isinstance(X, Bags) else Bags.from_lists(list(X))
-    return replace(grouped, instances=check(_on_host(grouped.instances)))
+    rows = check(_on_host(grouped.instances))
+
+    def place(row: int) -> str:
+        bag = int(np.searchsorted(grouped.offsets, row, side="right")) - 1
+        return f"bag {grouped.ids[bag].item()!r}, row {row - int(grouped.offsets[bag])} of it"
+
+    _refuse_infinite(rows, place, None)
+    return replace(grouped, instances=rows)
+
+
+def _refuse_infinite(rows: NDArray[Any], place: Callable[[int], str], names: list[Any] | None) -> None:
+    """Rows (N, ...) with NaN or infinity; `place` says where a row stands, `names` those of its columns."""
+    if rows.dtype.kind != "f":
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(rows.sum()):  # no entry of many images needs a flag of its own
+            return
+    bad = ~np.isfinite(rows)
+    flat = bad.reshape(len(rows), -1).any(1)
+    if not flat.any():
+        return
+    row = int(flat.argmax())
+    entry = np.argwhere(bad[row])[0].tolist()
+    found = rows[(row, *entry)]
+    column = (
+        f"entry {tuple(entry)}" if len(entry) != 1 else f"column {entry[0] if names is None else names[entry[0]]!r}"
+    )
+    more = int(flat.sum()) - 1
+    raise InputError(
+        f"X contains {'NaN' if np.isnan(found) else 'infinity'}; expected finite numbers; {place(row)}, {column}"
+        f"{f' (and {more} more rows)' if more else ''}. Fill it in, e.g. by scikit-learn's SimpleImputer, or drop it."
+    )
 
 
 def read_inputs(
@@ -74,6 +112,7 @@ def read_inputs(
             f"{supervision.title}: expected a tuple of {len(parts)} weak labels, one for each part. "
             "Mark entries missing where a part says nothing."
         )
+    given, classes = read_columns(parts, given, head, classes, n_classes)
     aligned = [_aligned(part, entry, bags, head) for part, entry in zip(parts, given, strict=True)]
     widths = [_width(part, entry, head) for part, entry in zip(parts, aligned, strict=True)]
     names = _classes(parts, aligned, widths, classes, n_classes)
@@ -256,8 +295,8 @@ def _encoded(part: Supervision, values: NDArray[Any], classes: NDArray[Any], hea
     ).reshape(values.shape)
     if (codes == -2).any():
         raise WeakLabelError(
-            f"{part.title}: class {values[codes == -2][0]!r}; expected one of {classes.tolist()[:10]}. Correct it, or "
-            "add it to classes=."
+            f"{part.title}: class {values[codes == -2].tolist()[0]!r}; expected one of {classes.tolist()[:10]}. "
+            "Correct it, or add it to classes=."
         )
     return codes
 
