@@ -100,6 +100,17 @@ def test_rates_of_ones_own_are_marked_and_their_trials_are_no_ablations() -> Non
     assert "All methods at one budget of views, cell by cell" in as_page([row])
 
 
+def test_a_changed_entry_at_a_budget_is_an_ablation_beside_the_runs_of_that_budget() -> None:
+    equal: dict[str, Any] = {"variant": "views=1000, learning_rate=tuned", "budget": 1000, "config": {"epochs": 7}}
+    changed = {"variant": "coupling=independent, views=1000", "config": {"epochs": 7, "coupling": "independent"}}
+    lines = [record(70.0, **equal), record(60.0, method="glws", **equal), record(65.0, **equal | changed)]
+    for order in (lines, lines[::-1]):
+        (row, *_) = summarise(CELLS, [*runs(), *order])
+        assert [(group.method, group.mean) for group in row.alike] == [("fastbus", 70.0), ("glws", 60.0)]
+        told = [(group.mean, change) for group, change in row.ablations if group.budget]
+        assert told == [(65.0, "coupling 0 → independent")]
+
+
 def test_runs_that_failed_are_told_whatever_their_accuracy() -> None:
     equal = {"variant": "views=1000", "budget": 1000}
     runs = [record(60.0, seed, **equal, predicted_shares=shares) for seed, shares in enumerate(([], [1.0, 0.0]))]

@@ -93,6 +93,12 @@ class Group(NamedTuple):
         return self.runs[0].get("budget")
 
     @property
+    def asked(self) -> str:
+        """Entries of the recipe that were asked for beside the budget and a learning rate."""
+        entries = self.runs[0]["variant"].split(", ")
+        return ", ".join(entry for entry in entries if not entry.startswith(("views=", "learning_rate=")))
+
+    @property
     def paper(self) -> Figure:
         names = {name: key for key, name in PAPER_NAMES.items()}
         return self.cell.paper.get(names.get(self.method, ""))
@@ -159,21 +165,30 @@ def summarise(cells: Sequence[Cell], records: Sequence[Record]) -> list[Row]:
 def _row(cell: Cell, own: list[Group], main: dict[str, Group], ceiling: Group | None, shared: Sequence[Group]) -> Row:
     """shared: ceilings of another cell that has the same images."""
     methods = sorted(main, key=lambda name: (name != "fastbus", name))
-    newest: dict[tuple[int, str], Group] = {}
-    for group in (*shared, *own):
-        if group.budget is not None and not group.config["held_out"]:
-            newest[group.budget, group.method] = group
-    alike = list(newest.values())
+    alike = _compared([group for group in (*shared, *own) if group.budget is not None and not group.config["held_out"]])
     trials = tuple(group for group in own if group.budget is not None and group.config["held_out"])
     changed = (group for group in own if group not in main.values() and group not in alike and group not in trials)
+    beside = {(group.budget, group.method): group for group in alike} | {(None, name): main[name] for name in main}
     return Row(
         cell,
         tuple(main[name] for name in methods if name != SUPERVISED),
         ceiling,
-        tuple((group, difference(group, main.get(group.method))) for group in changed),
+        tuple((group, difference(group, beside.get((group.budget, group.method)))) for group in changed),
         tuple(sorted(alike, key=lambda group: (-(group.budget or 0), -group.mean))),
         trials,
     )
+
+
+def _compared(groups: Sequence[Group]) -> list[Group]:
+    """Of each budget, the newest group of every method under the entries that most methods were run with."""
+    common: dict[tuple[int | None, str], dict[str, Group]] = {}
+    for group in groups:
+        common.setdefault((group.budget, group.asked), {})[group.method] = group
+    largest: dict[int | None, dict[str, Group]] = {}
+    for (budget, _), methods in common.items():
+        if len(methods) >= len(largest.get(budget, ())):
+            largest[budget] = methods
+    return [group for methods in largest.values() for group in methods.values()]
 
 
 def difference(group: Group, main: Group | None) -> str:
