@@ -71,8 +71,8 @@ def test_names_say_what_is_drawn(cell: Cell) -> None:
         assert (draw["pairs"], draw["prior"]) == (int(found[1]), float(found[2]))
     elif found := re.fullmatch(r"(?:N=(\d+),)?ratio=([\d.]+)", cell.name):
         assert (draw.get("images"), draw["ratio"]) == (found[1] and int(found[1]), float(found[2]))
-    elif found := re.fullmatch(r"N_(?:pos|labels)=(\d+)", cell.name):
-        assert draw["labelled"] == int(found[1])
+    elif found := re.fullmatch(r"(?:N=(\d+),)?N_(?:pos|labels)=(\d+)", cell.name):
+        assert (draw.get("images"), draw["labelled"]) == (found[1] and int(found[1]), int(found[2]))
     else:
         assert cell.data == "cifar10n" and draw["human"].endswith(("label", "label1", "label2", "label3"))
 

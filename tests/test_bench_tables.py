@@ -76,7 +76,7 @@ def _cheap(name: str) -> list[Entry]:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["bench"], "suite"),
+        (["bench"], "no <name>; expected one of tables"),
         (["bench", "nonsense"], "nonsense"),
         (["bench", "tables", "--seeds", "0"], "whole number >= 1"),
         (["bench", "tables", "--seeds", "many"], "whole number >= 1"),
