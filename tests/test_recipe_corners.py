@@ -17,7 +17,7 @@ from fastbus.learner_images import WEIGHT_DECAY
 from fastbus.training.image_noise import with_known_confusions
 from fastbus.training.image_run import ImageRun
 from fastbus.training.packing import pack_bags
-from fastbus.training.recipes import Recipe
+from fastbus.training.recipes import Recipe, recipe_for
 from fastbus.training.step_objective import StepInputs, StepObjective, mixed
 
 DATA = load_digits()
@@ -137,6 +137,20 @@ def test_confidences_that_are_missing_teach_nothing() -> None:
 def some_labels(kind: torch.dtype = torch.long) -> Tensor:
     missing = math.nan if kind.is_floating_point else -1
     return torch.where(torch.arange(60) < 12, LABELS[:60].to(kind), missing)
+
+
+def test_what_goes_by_the_length_of_a_run_is_suited_to_the_epochs_that_are_wanted() -> None:
+    size: dict[str, Any] = {"num_images": 10_000, "num_bags": 1_000}
+    clothes, colours = (1, 28, 28), (3, 32, 32)
+    bags, pairs = fastbus.MultiInstance(), fastbus.PairSimilarity()
+    assert recipe_for(bags, **size, image_shape=clothes, epochs=25).own is True  # 1,950 steps
+    assert recipe_for(bags, **size, image_shape=clothes).own is False  # 15,600
+    assert recipe_for(bags, **size, image_shape=colours, epochs=25).own is False
+    assert recipe_for(pairs, **size, image_shape=clothes, epochs=25).own is False
+    noisy: dict[str, Any] = {"num_images": 50_000, "num_bags": 50_000, "image_shape": colours}
+    fades = [recipe_for(fastbus.NoisyLabel(), **noisy, epochs=epochs).fade for epochs in (None, 100, 20)]
+    assert fades == [0.75, 0.75, 0.0]
+    assert recipe_for(bags, **size, epochs=7).epochs == 7
 
 
 @pytest.mark.parametrize("changes", [{"labelled_rows": 16}, {"labelled_rows": 15}, {"rows": 3}, {"align": 0.0}])

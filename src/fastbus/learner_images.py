@@ -56,7 +56,6 @@ def image_recipe(parameters: dict[str, Any], data: BagSet, num_outputs: int) -> 
             what, wanted, cure = f'method="{method}"', "plain inputs", "Leave it out."
         raise InputError(f"{what} with {obstacle}; expected {wanted} under a softmax head. {cure}")
     shape = tuple(data.instances.shape[1:])
-    recipe = recipe_for(data.supervision, num_images=len(data.instances), num_bags=len(data), image_shape=shape)
     changes = {name: parameters[name] for name in ("epochs", "learning_rate") if parameters[name] is not None}
     if parameters["coupling"] == "independent":
         changes["coupling"] = "independent"
@@ -65,6 +64,8 @@ def image_recipe(parameters: dict[str, Any], data: BagSet, num_outputs: int) -> 
     if isinstance(parameters["backbone"], str) and parameters["backbone"] != "auto":
         changes["backbone"] = parameters["backbone"].replace("-", "_")
     changes |= asked if isinstance(asked, dict) else {}
+    size = {"num_images": len(data.instances), "num_bags": len(data)}
+    recipe = recipe_for(data.supervision, **size, image_shape=shape, epochs=changes.get("epochs"))
     if not _pretrained(parameters["backbone"], changes):
         recipe = unaided(recipe, data.supervision.name)
     return recipe.replace(**changes)

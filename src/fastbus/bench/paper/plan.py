@@ -163,12 +163,9 @@ def plan_jobs(
                     continue
                 shares = method == SUPERVISED and not held_out and not tiny
                 cell = ceiling_cell(given, read_grid()) if shares else given
-                # a budget is for what methods differ in: all begin alike
-                recipe = _recipe(cell, method, aided=budget is None).replace(**common).replace(**changes)
+                recipe = _recipe_of_run(cell, method, common | dict(changes), budget)
                 if rates is not None and method != SUPERVISED:
                     recipe = recipe.replace(learning_rate=rates(cell, method, recipe))
-                if budget is not None:
-                    recipe = recipe.replace(epochs=max(1, round(budget / views_of_an_epoch(cell, recipe, method))))
                 scorer = _scorer(cell, tiny) if cell.setting in SCORED else None
                 if scorer is not None and recipe.pretrain:
                     raise InputError(
@@ -209,13 +206,27 @@ def job_key(record: Record) -> tuple[str, int]:
     return record["fingerprint"], record["seed"]
 
 
-def _recipe(cell: Cell, method: str, aided: bool) -> Recipe:
+def _recipe_of_run(cell: Cell, method: str, wanted: Mapping[str, Any], budget: int | None) -> Recipe:
+    """The product's recipe with the entries that are wanted, in the epochs of the budget if there is one."""
+
+    def suited(epochs: int | None) -> Recipe:
+        # a budget is for what methods differ in: all begin alike
+        return _recipe(cell, method, budget is None, epochs).replace(**wanted)
+
+    recipe = suited(wanted.get("epochs"))
+    if budget is None:
+        return recipe
+    epochs = max(1, round(budget / views_of_an_epoch(cell, recipe, method)))
+    return suited(epochs).replace(epochs=epochs)
+
+
+def _recipe(cell: Cell, method: str, aided: bool, epochs: int | None) -> Recipe:
     """The product's recipe; the ceiling has its network, views and schedule, and no use for a teacher.
 
-    aided: with the passes without labels that it begins with, if any.
+    aided: with the passes without labels that it begins with, if any. epochs: None for the recipe's own.
     """
-    images, bags = expected_size(cell)
-    recipe = recipe_for(supervision_of(cell), num_images=images, num_bags=bags, image_shape=SETS[cell.data].shape)
+    (images, bags), shape = expected_size(cell), SETS[cell.data].shape
+    recipe = recipe_for(supervision_of(cell), num_images=images, num_bags=bags, image_shape=shape, epochs=epochs)
     recipe = recipe if aided else unaided(recipe, cell.setting)
     if method != SUPERVISED:
         return recipe
