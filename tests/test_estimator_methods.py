@@ -10,7 +10,7 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.preprocessing import StandardScaler
 
-from fastbus import PositiveUnlabeled, WeakClassifier
+from fastbus import NoisyLabel, PositiveUnlabeled, WeakClassifier
 from fastbus.cli import main
 from fastbus.errors import InputError
 
@@ -32,6 +32,14 @@ def test_a_table_is_learned_by_a_rival_as_well(tmp_path: Path) -> None:
     again = WeakClassifier.load(tmp_path)
     assert again.method == "nnpu" and again.recipe_ == clf.recipe_
     assert np.array_equal(again.predict_proba(X[:9]), clf.predict_proba(X[:9]))
+
+
+def test_two_networks_learn_a_table() -> None:
+    rows = StandardScaler().fit_transform(WINE)
+    rng = np.random.default_rng(0)
+    said = np.where(rng.random(len(CULTIVAR)) < 0.2, (CULTIVAR + rng.integers(1, 3, len(CULTIVAR))) % 3, CULTIVAR)
+    clf = WeakClassifier(NoisyLabel(rate=0.2), method="dividemix", epochs=12, random_state=0).fit(rows, said)
+    assert clf.score(rows, CULTIVAR) > 0.9
 
 
 def test_dropout_of_a_rival_repeats_itself_and_leaves_the_callers_numbers_alone() -> None:
