@@ -316,8 +316,12 @@ def test_what_is_missing_or_wrong_is_said() -> None:
         rule, make = fastbus.NoisyLabel(), objective_of(method)
         return ImageRun(rule, images, sizes, labels, num_classes=10, recipe=QUICK, objective=make)
 
-    with pytest.raises(InputError, match="forward needs the transition"):
+    cure = r"forward needs the share of wrong labels; expected noise_rate=.*NoisyLabel a transition.*method='elr'"
+    with pytest.raises(InputError, match=cure):
         run(weak, "forward")
+    rule, make = fastbus.NoisyLabel(symmetric_confusion(0.3, 10)), objective_of("forward", noise_rate=0.2)
+    with pytest.raises(InputError, match=r"forward: noise_rate=0.2 beside a transition of other rates; expected one"):
+        ImageRun(rule, images, sizes, weak, num_classes=10, recipe=QUICK, objective=make)
     wrong = weak.clone()
     wrong[5] = 10
     with pytest.raises(WeakLabelError, match="label 10 at instance 5; expected classes 0 to 9"):
