@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
@@ -101,3 +102,22 @@ def test_the_command_line_takes_a_method(tmp_path: Path, capsys: pytest.CaptureF
     capsys.readouterr()
     assert main([*flags, "--method", "upu", "--out", str(tmp_path / "other")]) == 2
     assert "upu on noisy_label" in capsys.readouterr().err
+
+
+def test_the_command_line_tells_a_method_its_facts(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.permutation(len(X))[:80].reshape(40, 2)
+    order = Y[rows[:, 0]] >= Y[rows[:, 1]]
+    frame = pd.DataFrame(X[rows.flatten(), :4], columns=list("abcd"))
+    frame["bag"] = np.repeat(np.arange(40), 2)
+    frame.to_csv(tmp_path / "pairs.csv", index=False)
+    pd.DataFrame({"bag": np.arange(40), "weak": order.astype(int)}).to_csv(tmp_path / "bags.csv", index=False)
+    told = {}
+    for prior in (0.4, 0.7):
+        run = tmp_path / f"run{prior}"
+        flags = ["fit", str(tmp_path / "pairs.csv"), "--bags", str(tmp_path / "bags.csv"), "--epochs", "1", "--quiet"]
+        flags += ["--supervision", "pair_comparison", "--method", "pc_abs", "--method-option", f"prior={prior}"]
+        assert main([*flags, "--out", str(run)]) == 0
+        assert json.loads((run / "model.json").read_text())["options"]["method_options"] == {"prior": prior}
+        told[prior] = WeakClassifier.load(run).predict_proba(X[:50, :4])
+    assert np.abs(told[0.4] - told[0.7]).max() > 1e-3  # the fact has reached the risk
