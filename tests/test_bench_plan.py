@@ -112,6 +112,11 @@ def test_dividemix_has_the_weight_its_authors_chose_for_the_true_share() -> None
     assert told == {"ratio=0.3": {"unlabelled_weight": 0.0}, "ratio=0.7": {"unlabelled_weight": 25.0}}
 
 
+def test_glws_learns_the_noise_that_is_estimated_for_others() -> None:
+    for cell in CIFAR:
+        assert facts_for("glws", cell).get("learn_transition", False) is (cell.setting == "noisy_label"), cell.title
+
+
 def test_methods_are_planned_only_where_they_can_run() -> None:
     cells = [cell for cell in read_grid() if cell.data == "fashion_mnist"]
     (one_class,) = (cell for cell in cells if cell.setting == "multi_instance" and "positives" in cell.draw)

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.preprocessing import StandardScaler
 
-from fastbus import PositiveUnlabeled, WeakClassifier
+from fastbus import NoisyLabel, PositiveUnlabeled, WeakClassifier
 from fastbus.cli import main
 from fastbus.errors import InputError
 
@@ -32,6 +33,14 @@ def test_a_table_is_learned_by_a_rival_as_well(tmp_path: Path) -> None:
     again = WeakClassifier.load(tmp_path)
     assert again.method == "nnpu" and again.recipe_ == clf.recipe_
     assert np.array_equal(again.predict_proba(X[:9]), clf.predict_proba(X[:9]))
+
+
+def test_two_networks_learn_a_table() -> None:
+    rows = StandardScaler().fit_transform(WINE)
+    rng = np.random.default_rng(0)
+    said = np.where(rng.random(len(CULTIVAR)) < 0.2, (CULTIVAR + rng.integers(1, 3, len(CULTIVAR))) % 3, CULTIVAR)
+    clf = WeakClassifier(NoisyLabel(rate=0.2), method="dividemix", epochs=12, random_state=0).fit(rows, said)
+    assert clf.score(rows, CULTIVAR) > 0.9
 
 
 def test_dropout_of_a_rival_repeats_itself_and_leaves_the_callers_numbers_alone() -> None:
@@ -93,3 +102,22 @@ def test_the_command_line_takes_a_method(tmp_path: Path, capsys: pytest.CaptureF
     capsys.readouterr()
     assert main([*flags, "--method", "upu", "--out", str(tmp_path / "other")]) == 2
     assert "upu on noisy_label" in capsys.readouterr().err
+
+
+def test_the_command_line_tells_a_method_its_facts(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.permutation(len(X))[:80].reshape(40, 2)
+    order = Y[rows[:, 0]] >= Y[rows[:, 1]]
+    frame = pd.DataFrame(X[rows.flatten(), :4], columns=list("abcd"))
+    frame["bag"] = np.repeat(np.arange(40), 2)
+    frame.to_csv(tmp_path / "pairs.csv", index=False)
+    pd.DataFrame({"bag": np.arange(40), "weak": order.astype(int)}).to_csv(tmp_path / "bags.csv", index=False)
+    told = {}
+    for prior in (0.4, 0.7):
+        run = tmp_path / f"run{prior}"
+        flags = ["fit", str(tmp_path / "pairs.csv"), "--bags", str(tmp_path / "bags.csv"), "--epochs", "1", "--quiet"]
+        flags += ["--supervision", "pair_comparison", "--method", "pc_abs", "--method-option", f"prior={prior}"]
+        assert main([*flags, "--out", str(run)]) == 0
+        assert json.loads((run / "model.json").read_text())["options"]["method_options"] == {"prior": prior}
+        told[prior] = WeakClassifier.load(run).predict_proba(X[:50, :4])
+    assert np.abs(told[0.4] - told[0.7]).max() > 1e-3  # the fact has reached the risk

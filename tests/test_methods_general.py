@@ -15,7 +15,7 @@ from fastbus.methods import objective_of
 from fastbus.methods.bag_rows import block_of, whole_counts
 from fastbus.methods.cege import centroid_weights
 from fastbus.methods.counting import binomial_divergence, count_distribution
-from fastbus.methods.general import OwnPosteriorRisk, bag_nll, chain_nll
+from fastbus.methods.general import OwnPosteriorRisk, chain_nll
 from fastbus.methods.glws import count_posterior
 from fastbus.methods.registry import get_method
 from fastbus.methods.uum import EnumeratedCounts, SeenClosedForm, SimilarPairs
@@ -102,14 +102,23 @@ def test_gbm_descends_the_likelihood_of_enumeration(name: str) -> None:
     if pairs:
         step = step._replace(rows=step.rows[:M])
     loss = OwnPosteriorRisk(posterior, QUICK)(inputs_of(weak_view, strong_view, step))
+    value = 0.0
     for view, found in zip((weak_view, strong_view), torch.autograd.grad(loss, (weak_view, strong_view)), strict=True):
         real = view.detach()[: sum(sizes)]
         known = enumerate_posterior(rule, real, weak, bag_sizes=torch.tensor(sizes))
         slope = real.double().softmax(1) - torch.from_numpy(known.labels)
         assert torch.allclose(found[: sum(sizes)].double(), slope / (2 * sum(sizes)), atol=1e-7)
         assert not bool(found[sum(sizes) :].any())
-        nll = bag_nll(rule, real, weak, torch.tensor(sizes))
-        assert torch.allclose(nll.double(), -torch.from_numpy(known.log_likelihood), atol=1e-6)
+        # which is the slope of the enumerated likelihood, by differences along a direction
+        way = random_logits(len(real), classes, 7)
+        ends = [
+            enumerate_posterior(rule, real.double() + step * way, weak, bag_sizes=torch.tensor(sizes)).log_likelihood
+            for step in (1e-4, -1e-4)
+        ]
+        rise = float((ends[0] - ends[1]).sum()) / 2e-4
+        assert float((found[: sum(sizes)].double() * way).sum()) == pytest.approx(-rise / (2 * sum(sizes)), abs=1e-6)
+        value += float(-(torch.from_numpy(known.labels) * real.double().log_softmax(1)).sum()) / (2 * sum(sizes))
+    assert float(loss.detach()) == pytest.approx(value, abs=1e-6)
 
 
 def test_posteriors_of_uum_equal_enumeration() -> None:
@@ -130,6 +139,52 @@ def test_posteriors_of_uum_equal_enumeration() -> None:
     found = SimilarPairs(similar)(pairs, step_of([2, 2, 2, 2]))
     expected = enumerate_posterior(fastbus.PairSimilarity(), pairs[:8].reshape(4, 2, 3), similar).labels
     assert np.abs(found[:8].numpy() - expected.reshape(8, 3)).max() < 1e-6
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_pairs_of_which_nothing_is_said_teach_nothing(classes: int) -> None:
+    """As for gbm, of which uum is said to be another way."""
+    for missing in (torch.tensor([1, -1, 0, -1]), torch.tensor([1.0, float("nan"), 0.0, float("nan")])):
+        views = [random_logits(8, classes, seed).requires_grad_() for seed in (0, 1)]
+        step = step_of([2, 2, 2, 2], empty=0)
+        inputs = inputs_of(*views, step._replace(rows=step.rows[:8]))
+        sizes = torch.full((4,), 2)
+        other = fixed_posterior(fastbus.PairSimilarity(), missing, sizes, classes, CPU)
+        slopes = []
+        for posterior in (SimilarPairs(missing), other):
+            slopes.append(torch.autograd.grad(OwnPosteriorRisk(posterior, QUICK)(inputs), views))
+        silent = torch.tensor([False, True, False, True]).repeat_interleave(2)
+        for mine, gbms in zip(*slopes, strict=True):
+            assert torch.allclose(mine, gbms, atol=1e-7)
+            assert float(mine[silent].abs().max()) < 1e-12 and float(mine[~silent].abs().max()) > 1e-3
+
+
+def test_methods_say_how_far_they_are_exact() -> None:
+    """Counts of five classes in 40 instances pass the joint budget of infer."""
+    counts = torch.full((1, 5), 8)
+    found = fastbus.infer("label_proportion", random_logits(40, 5), counts, bag_sizes=torch.tensor([40]))
+    assert not found.exact
+    for name in ("gbm", "uum"):
+        assert "as far as the joint budget of a bag reaches" in get_method(name).differs
+    with pytest.raises(InputError, match="as far as its joint budget reaches and approximate beyond"):
+        EnumeratedCounts(torch.tensor([[7, 0]]), torch.tensor([7]), CPU)
+
+
+def test_count_loss_of_positive_and_unlabelled_rows_by_hand() -> None:
+    run = method_run("positive_unlabeled", "count_loss")
+    L, M, prior = run.recipe.labelled_rows, 64, run.supervision.prior
+    views = [random_logits(M, 2, seed) for seed in (0, 1)]
+    step = step_of([1] * M, empty=0)
+    found = float(run.objective(inputs_of(*views, step._replace(rows=step.rows[:M]))))
+    expected = 0.0
+    for logits in views:
+        p = logits.softmax(1)[:, 1].numpy()
+        counts = np.ones(1)
+        for chance in p[L:]:
+            counts = np.convolve(counts, [1 - chance, chance])
+        apart = (counts * np.log(counts / binom.pmf(np.arange(M - L + 1), M - L, prior))).sum()
+        expected += (-np.log(p[:L]).mean() + apart / (M - L)) / 2
+    assert found == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("seen", [False, True])
@@ -274,13 +329,6 @@ def test_centroids_take_a_missing_label_for_none(kind: str) -> None:
     every = torch.ones(60, dtype=torch.bool)
     found = loss(every, torch.where(told, labels, -1), told.nonzero()[:, 0])
     assert found == pytest.approx(loss(told, labels[told], torch.arange(40)), abs=1e-6)
-
-
-def test_centroids_ask_for_what_they_need() -> None:
-    with pytest.raises(InputError, match=r"cege needs.*noise_rate="):
-        binary_run("noisy_label")
-    with pytest.raises(InputError, match=r"cege needs.*prior="):
-        binary_run("multi_instance")
 
 
 # Six short epochs of digits, seed 0: about ten points below what is reached; chance is .1, for two classes .5.

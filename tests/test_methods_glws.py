@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import brentq
 
 import fastbus
 from digit_runs import method_digits, method_run
@@ -49,6 +50,91 @@ def test_glws_of_noisy_labels_by_hand() -> None:
     assert float(imbalance(mean, uneven)) == pytest.approx(-0.2 * np.log(0.5) - 0.8 * np.log(0.25), rel=1e-6)
 
 
+@pytest.mark.parametrize("learnt", [False, True])
+def test_glws_goes_by_a_transition_that_is_told_unless_it_is_to_learn_one(learnt: bool) -> None:
+    _, images, sizes, weak, _, _ = method_digits("noisy_label")
+    transition = np.full((10, 10), 0.03) + 0.5 * np.eye(10) + 0.2 * np.eye(10)[:, ::-1]
+    told, make = fastbus.NoisyLabel(transition), objective_of("glws", **({"learn_transition": True} if learnt else {}))
+    run = ImageRun(told, images, sizes, weak, num_classes=10, recipe=QUICK, flip=False, objective=make)
+    assert set(run.objective.learned) == ({"confusion"} if learnt else set())
+    step = step_of([1] * 4, empty=0)
+    weak_view, strong = (random_logits(4, 10, seed).float() for seed in (0, 1))
+    found = float(run.objective(inputs_of(weak_view, strong, step._replace(rows=step.rows[:4]))).detach())
+    evidence = transition.T[weak[:4].numpy()]  # P(said | class)
+    p, r = (x.double().softmax(1).numpy() for x in (weak_view, strong))
+    q, s = ((x * evidence) / (x * evidence).sum(1, keepdims=True) for x in (p, r))
+    total = -np.log((p * evidence).sum(1)) - (q * np.log(s)).sum(1) - (p * np.log(r)).sum(1)
+    by_hand = float(total.mean() - 0.1 * np.log(p.mean(0)).mean())
+    assert (found == pytest.approx(by_hand, abs=1e-5)) is not learnt
+
+
+def labellings(kind: str, weak: float, joint: np.ndarray) -> np.ndarray:
+    """P(both labels | what is said), (2, 2), from that by the predictions alone; written out apart from the library."""
+    first, second = np.array([[0, 0], [1, 1]]), np.array([[0, 1], [0, 1]])
+    if kind == "pair_comparison":  # two that are alike are put in either order
+        ahead, behind = (first, second) if weak == 1 else (second, first)
+        told = joint * np.where(ahead == behind, 0.5, ahead > behind)
+        return told / told.sum()
+    alike = first == second
+    if kind in ("pair_similarity", "similarity_confidence"):  # Jeffrey's rule; a hard label is a sure one
+        return np.where(alike, weak * joint / joint[alike].sum(), (1 - weak) * joint / joint[~alike].sum())
+
+    def tilted(t: float) -> np.ndarray:  # one of these is the nearest distribution that has the difference as its mean
+        q = joint * np.exp(t * (second - first))
+        return q / q.sum()
+
+    return tilted(brentq(lambda t: ((second - first) * tilted(t)).sum() - weak, -50, 50, xtol=1e-12))
+
+
+@pytest.mark.parametrize(
+    "kind", ["pair_comparison", "pair_similarity", "similarity_confidence", "confidence_difference"]
+)
+def test_glws_of_pairs_by_hand(kind: str) -> None:
+    run = pair_run(kind, "glws")
+    bags = 6
+    views = [random_logits(2 * bags, 2, seed).float() for seed in (0, 1)]
+    step = step_of([2] * bags, empty=0)
+    found = float(run.objective(inputs_of(*views, step._replace(rows=step.rows[: 2 * bags]))))
+    p = views[0].double().softmax(1).numpy().reshape(bags, 2, 2)
+    logs = [x.double().log_softmax(1).numpy().reshape(bags, 2, 2) for x in views]
+    expected = 0.0
+    for bag in range(bags):
+        joint = labellings(kind, float(run.weak[bag]), np.outer(p[bag, 0], p[bag, 1]))
+        q = np.stack([joint.sum(1), joint.sum(0)])  # of the weak view's predictions, for both views
+        expected -= sum((q * log[bag]).sum() for log in logs) / 2
+    assert found == pytest.approx(expected / (2 * bags), abs=1e-5)
+
+
+def test_glws_of_candidates_by_hand() -> None:
+    run = method_run("partial_label", "glws")
+    views = [random_logits(5, 10, seed).float() for seed in (0, 1)]
+    step = step_of([1] * 5, empty=0)
+    found = float(run.objective(inputs_of(*views, step._replace(rows=step.rows[:5]))))
+    candidate = run.weak[:5].numpy()
+    assert 0 < candidate.mean() < 1
+    p, r = (x.double().softmax(1).numpy() for x in views)
+    q = p * candidate / (p * candidate).sum(1, keepdims=True)
+    outside = -(np.log(1 - p) * (1 - candidate)).sum(1)
+    agree = -(q * np.log(p)).sum(1) - (q * np.log(r)).sum(1)
+    assert found == pytest.approx(float((outside + agree / 2).mean() - 0.1 * np.log(p.mean(0)).mean()), abs=1e-5)
+
+
+@pytest.mark.parametrize("prior", [None, 0.15])
+def test_glws_of_positives_by_hand_with_the_share_that_it_is_told(prior: float | None) -> None:
+    run = method_run("positive_unlabeled", "glws", **({} if prior is None else {"prior": prior}))
+    share = run.supervision.prior if prior is None else prior
+    rows = torch.from_numpy(run._pack(0).rows[0])
+    L, M = run.recipe.labelled_rows, len(rows)
+    views = [random_logits(M, 2, seed).float() for seed in (0, 1)]
+    found = float(run.objective(inputs_of(*views, step_of([1] * M, empty=0)._replace(rows=rows))))
+    f, g = ((x[:, 1] - x[:, 0]).double().numpy() for x in views)
+    shift = brentq(lambda t: (1 / (1 + np.exp(-f[L:] - t))).mean() - share, -50, 50, xtol=1e-12)
+    q = 1 / (1 + np.exp(-f[L:] - shift))
+    known = np.log1p(np.exp(-f[:L])).mean() + np.log1p(np.exp(-g[:L])).mean()
+    agree = sum((q * np.log1p(np.exp(-x[L:])) + (1 - q) * np.log1p(np.exp(x[L:]))).mean() for x in (f, g))
+    assert found == pytest.approx((known + agree) / 2, abs=1e-5)
+
+
 def test_a_learned_confusion_is_that_of_the_authors() -> None:
     matrix = np.random.default_rng(0).normal(size=(4, 4))
     unit = matrix / np.sqrt((matrix**2).sum(0, keepdims=True))
@@ -62,8 +148,8 @@ def test_a_learned_confusion_is_that_of_the_authors() -> None:
 def test_a_learned_confusion_cannot_take_all_labels_for_right() -> None:
     _, images, sizes, weak, _, _ = method_digits("noisy_label")
     recipe = QUICK.replace(epochs=4)
-    unknown, make = fastbus.NoisyLabel(transition=torch.full((10, 10), 0.1)), objective_of("glws")
-    run = ImageRun(unknown, images, sizes, weak, num_classes=10, recipe=recipe, flip=False, objective=make)
+    make = objective_of("glws")
+    run = ImageRun(fastbus.NoisyLabel(), images, sizes, weak, num_classes=10, recipe=recipe, flip=False, objective=make)
     assert isinstance(run.objective, NoisyEM)
     before = run.objective.log_confusion().exp().detach().clone()
     while not run.done:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.mixture import GaussianMixture
+from torch import Tensor, nn
 
 import fastbus
 from digit_runs import method_run, unseen_accuracy
@@ -13,7 +14,7 @@ from fastbus.methods import imperfect_noisy as noisy
 from fastbus.methods import objective_of
 from fastbus.methods.mixing import BetaShares, mix, sharpen
 from fastbus.methods.registry import MethodOptions
-from fastbus.methods.second_network import SecondNetwork
+from fastbus.methods.second_network import SecondNetwork, fresh_network
 from fastbus.models.build import build_backbone
 from fastbus.oracle import enumerate_posterior
 from fastbus.supervision.confusion import symmetric_confusion
@@ -139,6 +140,43 @@ def test_the_second_network_steps_as_torchs_sgd() -> None:
         close(mine.detach(), theirs.detach(), 1e-6)
 
 
+class Own(nn.Module):
+    """A network of the caller's, a part of which is frozen and another cannot be drawn anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(64, 16).requires_grad_(False)
+        self.hidden, self.out = nn.Linear(16, 12), nn.Linear(12, 10)
+        self.scale = nn.Parameter(torch.full((10,), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.scale * self.out(torch.relu(self.hidden(torch.relu(self.frozen(x.flatten(1))))))
+        return out
+
+
+def test_the_second_network_is_of_the_callers_architecture_with_weights_of_its_own() -> None:
+    rule, images, sizes, weak, _, _ = weak_digits("noisy_label")
+    recipe, make = QUICK.replace(epochs=2), objective_of("dividemix")
+    torch.manual_seed(3)
+    drawn = torch.rand(2)
+    torch.manual_seed(3)
+    network = Own()
+    torch.manual_seed(3)
+    run = ImageRun(rule, images, sizes, weak, num_classes=10, recipe=recipe, network=network, objective=make)
+    assert torch.equal(drawn, torch.rand(2))  # the caller's random numbers stay
+    second = run.objective.second.network
+    assert type(second) is Own and second is not network
+    alike = {name for name, x in second.state_dict().items() if torch.equal(x, network.state_dict()[name])}
+    assert alike == {"frozen.weight", "frozen.bias", "scale"}
+    assert np.isfinite(run.run_epoch()["loss"])
+    average = run.objective.second.average
+    assert all(torch.equal(x.frozen.weight, second.frozen.weight) for x in (network, average))
+    built = build_backbone("mlp", (1, 8, 8), 10, seed=run.seed, hidden=(7,))
+    twin = fresh_network(built, run.seed + 1)
+    assert [x.shape for x in twin.parameters()] == [x.shape for x in built.parameters()]
+    assert not torch.equal(twin.classifier.weight, built.classifier.weight)
+
+
 @pytest.mark.parametrize("schedule", ["cosine", "constant"])
 def test_the_noise_is_learnt_at_one_rate_whatever_the_schedule(schedule: str) -> None:
     run = method_run("noisy_label", "sop", QUICK.replace(epochs=1, schedule=schedule, warmup=7))
@@ -188,16 +226,20 @@ def test_distrusted_labels_weigh_as_published() -> None:
     assert [dividemix.published_weight(rate, False, 100) for rate in (0.2, 0.5)] == [25.0, 150.0]
 
 
-def test_an_unknown_share_is_that_of_the_first_division() -> None:
+@pytest.mark.parametrize(("distrusted", "weight"), [(0.3, 0.0), (0.4, 25.0), (0.8, 50.0)])
+def test_an_unknown_share_is_that_of_the_first_division(
+    monkeypatch: pytest.MonkeyPatch, distrusted: float, weight: float
+) -> None:
     _, images, sizes, weak, _, _ = weak_digits("noisy_label")
     recipe, make = QUICK.replace(epochs=2), objective_of("dividemix")
     run = ImageRun(fastbus.NoisyLabel(), images, sizes, weak, num_classes=10, recipe=recipe, objective=make)
     run.run_epoch()
     assert float(run.objective.state()["unlabelled_weight"]) == 0
+    # the published weights are for .18, .45, .72 and .81 wrong labels: 0, 25, 25 and 50
+    doubted = torch.arange(1400) < distrusted * 1400
+    monkeypatch.setattr(dividemix, "clean_probability", lambda losses: torch.where(doubted, 0.1, 0.9).double())
     run.objective.start_epoch(run)
-    state = run.objective.state()
-    distrusted = float((state["clean"] <= 0.5).double().mean())
-    assert float(state["unlabelled_weight"]) == dividemix.published_weight(distrusted, False, 10)
+    assert float(run.objective.state()["unlabelled_weight"]) == weight
 
 
 def test_sure_predictions_cost_while_warm_where_noise_is_asymmetric() -> None:
@@ -274,8 +316,12 @@ def test_what_is_missing_or_wrong_is_said() -> None:
         rule, make = fastbus.NoisyLabel(), objective_of(method)
         return ImageRun(rule, images, sizes, labels, num_classes=10, recipe=QUICK, objective=make)
 
-    with pytest.raises(InputError, match="forward needs the transition"):
+    cure = r"forward needs the share of wrong labels; expected noise_rate=.*NoisyLabel a transition.*method='elr'"
+    with pytest.raises(InputError, match=cure):
         run(weak, "forward")
+    rule, make = fastbus.NoisyLabel(symmetric_confusion(0.3, 10)), objective_of("forward", noise_rate=0.2)
+    with pytest.raises(InputError, match=r"forward: noise_rate=0.2 beside a transition of other rates; expected one"):
+        ImageRun(rule, images, sizes, weak, num_classes=10, recipe=QUICK, objective=make)
     wrong = weak.clone()
     wrong[5] = 10
     with pytest.raises(WeakLabelError, match="label 10 at instance 5; expected classes 0 to 9"):

@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fastbus
 from digit_runs import method_run, unseen_accuracy
@@ -105,6 +106,14 @@ def test_confidences_stay_among_the_candidates() -> None:
         confidence, candidates = run.objective.state()["confidence"], run.weak.bool()
         assert not bool(confidence[~candidates].any()) and torch.allclose(confidence.sum(1), torch.ones(1400))
         assert float(confidence.max(1).values.mean()) > float((1 / candidates.sum(1)).mean()) + 0.02, method
+
+
+def test_pico_sees_a_network_without_features_by_its_logits() -> None:
+    rule, images, sizes, weak, _, classes = weak_digits("partial_label")
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+    recipe, make = QUICK.replace(epochs=1), objective_of("pico")
+    run = ImageRun(rule, images, sizes, weak, num_classes=classes, recipe=recipe, network=network, objective=make)
+    assert np.isfinite(run.run_epoch()["loss"])
 
 
 # epochs, learning rate, floor: some ten points below what seed 0 reaches; chance is .1

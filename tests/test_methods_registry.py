@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
@@ -21,7 +22,7 @@ from fastbus.supervision.base import REGISTRY
 from fastbus.training.image_run import ImageRun
 from fastbus.training.step_objective import StepObjective
 from pair_digits import PRIOR, pair_digits, pair_run
-from test_image_run import QUICK
+from test_image_run import QUICK, digits
 
 ROOT = Path(__file__).resolve().parent.parent
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "bincount", "is_nonzero")
@@ -32,9 +33,59 @@ def test_every_method_says_what_it_is(name: str) -> None:
     method = get_method(name)
     assert method.name == name
     assert method.settings and set(method.settings) <= set(REGISTRY)
-    assert set(method.needs) <= set(NEEDS)
+    assert set(method.needs).union(*method.needs_on.values()) <= set(NEEDS)
+    assert set(method.needs_on) <= set(method.settings)
     assert method.title and method.differs.endswith(".")
     assert re.search(r"(19|20)\d\d", method.reference) or "baseline" in method.reference
+
+
+def unknowing_run(setting: str) -> ImageRun:
+    """Two classes of some digits; the supervision holds no fact that could be left out."""
+    images = digits()[0][:40]
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 2, 40)
+    pairs, fours, one = torch.full((20,), 2), torch.full((10,), 4), torch.ones(40, dtype=torch.long)
+    share = torch.from_numpy(rng.random(20))
+    few = torch.where(torch.arange(40) < 20, torch.from_numpy(truth), -1)
+    rule: Any = REGISTRY[setting](**({"priors": (0.2, 0.7)} if setting == "unlabeled_unlabeled" else {}))
+    sizes, weak = {
+        "multi_instance": (fours, torch.from_numpy(truth.reshape(10, 4).max(1))),
+        "label_proportion": (fours, torch.from_numpy(truth.reshape(10, 4).sum(1))),
+        "similarity_confidence": (pairs, share),
+        "confidence_difference": (pairs, share - 0.5),
+        "partial_label": (one, torch.ones(40, 2, dtype=torch.long)),
+        "crowd_label": (one, torch.from_numpy(truth[:, None] * np.ones((1, 3), dtype=int))),
+        "semi_supervised": (one, few),
+        "positive_unlabeled": (one, torch.where(few == 1, 1, -1)),
+    }.get(setting, (pairs, (share > 0.5).long()) if setting in PAIR_KINDS else (one, torch.from_numpy(truth)))
+    recipe = QUICK.replace(rows=20, labelled_rows=4)
+    return ImageRun(rule, images, sizes, weak, num_classes=2, recipe=recipe, objective=lambda run: StepObjective())
+
+
+@pytest.mark.parametrize(
+    "setting", sorted({setting for name in method_names() for setting in get_method(name).settings})
+)
+def test_every_method_needs_what_it_says_and_no_more(setting: str) -> None:
+    run = unknowing_run(setting)
+    facts = {"prior": 0.4, "noise_rate": 0.2}
+    for name in methods_for(setting):
+        needed = get_method(name).needed(setting)
+        assert isinstance(objective_of(name, **{need: facts[need] for need in needed})(run), StepObjective), name
+        for need in needed:
+            less = {other: facts[other] for other in needed if other != need}
+            with pytest.raises(InputError, match=rf"^{name} needs {NEEDS[need][0]}; expected {need}="):
+                objective_of(name, **less)(run)
+
+
+def test_a_supervision_may_tell_what_is_needed() -> None:
+    run = unknowing_run("noisy_label")
+    for rule in (fastbus.NoisyLabel(rate=0.2), fastbus.NoisyLabel([[0.9, 0.1], [0.4, 0.6]])):
+        run.supervision = rule
+        for name in ("forward", "cege"):
+            assert isinstance(objective_of(name)(run), StepObjective)
+    page = methods_table()
+    assert "`prior`: the share of positives (`positive_unlabeled`, `multi_instance`), `noise_rate`: the sh" in page
+    assert "| any | `noise_rate`: the share of wrong labels |" in page  # needed wherever the method serves
 
 
 def test_names_are_told_without_importing_any_method() -> None:

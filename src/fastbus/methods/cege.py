@@ -16,7 +16,16 @@ from torch import Tensor
 from fastbus.errors import InputError
 from fastbus.methods.bag_rows import counts_of, seen_classes
 from fastbus.methods.registry import Method, MethodOptions, register
-from fastbus.methods.rows import BoundedScores, blend, bounded, classes_of, labelled_part, score, view_logits
+from fastbus.methods.rows import (
+    BoundedScores,
+    blend,
+    bounded,
+    classes_of,
+    labelled_part,
+    score,
+    transition_of,
+    view_logits,
+)
 from fastbus.supervision.incomplete import UnlabeledUnlabeled
 from fastbus.training.step_objective import StepInputs
 
@@ -90,12 +99,36 @@ class CentroidRisk(BoundedScores):
         return blend(self.recipe, *(risk(score(logits)) for logits in view_logits(inputs)))
 
 
+def shares_after(transition: Tensor, called: float, prior: float | None) -> tuple[float, list[float]]:
+    """The share of positives of all, and of the instances said to be negative and to be positive.
+
+    transition (2, 2): P(said | class). called: share of the labels that say positive, from which the prior follows if
+    it is not told.
+    """
+    false, true = float(transition[0, 1]), float(transition[1, 1])
+    if abs(true - false) < 1e-6:
+        raise InputError(
+            f"cege: {false:.3g} of the negatives and {true:.3g} of the positives are called positive; expected shares "
+            "that differ, otherwise labels tell nothing. Correct noise_rate= or the transition."
+        )
+    if prior is None:
+        prior = (called - false) / (true - false)
+        if not 0 < prior < 1:
+            raise InputError(
+                f"cege: {called:.3g} of the labels say positive; expected more than {min(false, true):.3g} and less "
+                f"than {max(false, true):.3g}, the shares of negatives and of positives that are called so. Correct "
+                "noise_rate= or the transition, or pass prior=."
+            )
+    expected = true * prior + false * (1 - prior)
+    return prior, [(1 - true) * prior / (1 - expected), true * prior / expected]
+
+
 def groups_of(run: ImageRun, options: MethodOptions) -> Groups:
     """What each instance's group knows about its share of positives."""
     name, weak, sizes = run.supervision.name, run.weak, run.sizes
     none = torch.full((int(sizes.sum()),), float("nan"), dtype=torch.float64)
     if name == "positive_unlabeled":
-        prior = _needed(options.prior, "prior")
+        prior = _needed(options.prior)
         labelled = torch.where(weak == 1, 1.0, none)
         return Groups(labelled, torch.where(weak == 1, none, prior), prior)
     if name == "semi_supervised":
@@ -110,17 +143,16 @@ def groups_of(run: ImageRun, options: MethodOptions) -> Groups:
         shares = torch.where(index >= 0, given[index.clamp(min=0)], none)
         return Groups(none, shares, _share(options.prior, shares[index >= 0]), index >= 0)
     if name == "noisy_label":
-        rate = _needed(options.noise_rate, "noise_rate")
+        transition = transition_of(run, options.noise_rate, "cege")
+        assert transition is not None  # one of its needs
         said = classes_of(weak, 2, name)
         told = said >= 0
-        prior = (float(said[told].double().mean()) - rate) / (1 - 2 * rate) if options.prior is None else options.prior
-        right, wrong = (1 - rate) * prior, rate * prior
-        after = [wrong / (wrong + (1 - rate) * (1 - prior)), right / (right + rate * (1 - prior))]
+        prior, after = shares_after(transition, float(said[told].double().mean()), options.prior)
         return Groups(none, torch.where(told, none.new_tensor(after)[said.clamp(min=0)], none), prior)
     if name == "label_proportion":
         shares = (counts_of(run)[:, 1] / sizes).double().repeat_interleave(sizes)
         return Groups(none, shares, _share(options.prior, shares))
-    prior = _needed(options.prior, "prior")
+    prior = _needed(options.prior)
     seen = seen_classes(weak, 2, name)[:, -1].repeat_interleave(sizes).double()
     return Groups(none, seen * min(1.0, prior / max(float(seen.mean()), 1e-9)), prior)
 
@@ -129,11 +161,9 @@ def _share(given: float | None, shares: Tensor) -> float:
     return float(shares.mean()) if given is None else given
 
 
-def _needed(value: float | None, name: str) -> float:
-    if value is None:
-        example = "prior=0.4" if name == "prior" else "noise_rate=0.2"
-        raise InputError(f"cege needs to know the share; expected {name}=. Pass it, e.g. {example}.")
-    return value
+def _needed(prior: float | None) -> float:
+    assert prior is not None  # one of its needs
+    return prior
 
 
 register(
@@ -153,10 +183,12 @@ register(
         differs="A network instead of a kernel model, so that the centroid is that of its scores in the batch. The "
         "authors combine two synthesised data sets with least variance; here all groups of known share are combined "
         "so, their scores taken to vary alike. Squared loss. Scores are kept within 2 softly, bound=0 lifts it: the "
-        "risk has no least one for a network that knows labelled positives by heart. noisy_label needs noise_rate, "
-        "multi_instance prior.",
+        "risk has no least one for a network that knows labelled positives by heart. Where prior= is not told and not "
+        "needed, it is that of the labels; noisy ones are corrected by the rate or the transition, which may be "
+        "asymmetric.",
         make=lambda run, options: CentroidRisk(run, groups_of(run, options), float(options.extra.get("bound", BOUND))),
         binary=True,
+        needs_on={"positive_unlabeled": ("prior",), "noisy_label": ("noise_rate",), "multi_instance": ("prior",)},
         extra=("bound",),
     )
 )

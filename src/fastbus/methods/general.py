@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fastbus.errors import InputError
 from fastbus.inference.fixed import FixedPosterior
 from fastbus.inference.fixed_build import fixed_posterior
-from fastbus.inference.infer import infer
 from fastbus.methods.bag_rows import block_of, counts_of, seen_classes
 from fastbus.methods.counting import binomial_divergence, class_odds, log_any, log_count
 from fastbus.methods.registry import Method, MethodOptions, register
 from fastbus.methods.rows import blend, labelled_part, score, soft_cross_entropy, view_logits
-from fastbus.supervision.base import Supervision
 from fastbus.training.recipes import Recipe
 from fastbus.training.step_objective import StepInputs, StepObjective, doubtful
 
@@ -81,18 +78,9 @@ class CountLossUnlabelled(StepObjective):
 
 def make_count_loss(run: ImageRun, options: MethodOptions) -> StepObjective:
     if run.supervision.name == "positive_unlabeled":
-        if options.prior is None:
-            raise InputError(
-                "count_loss needs the share of positives among unlabelled rows; expected prior=, or a supervision that "
-                "knows it. Pass PositiveUnlabeled(prior=0.4), e.g. from PositiveUnlabeled.estimate."
-            )
+        assert options.prior is not None  # one of its needs
         return CountLossUnlabelled(run, options.prior)
     return CountLoss(run)
-
-
-def bag_nll(supervision: Supervision, logits: Tensor, weak: Tensor, sizes: Tensor) -> Tensor:
-    """-log P(w | x) of every bag (B,) in flat logits (N, C), classes excluding each other."""
-    return -infer(supervision, logits, weak, bag_sizes=sizes, head="softmax").log_likelihood
 
 
 class OwnPosteriorRisk(StepObjective):
@@ -116,8 +104,11 @@ class OwnPosteriorRisk(StepObjective):
         return blend(self.recipe, *(risk(logits) for logits in view_logits(inputs)))
 
 
-def exact_posterior(run: ImageRun) -> FixedPosterior:
-    """The posterior of all labels of a bag together, as FastBUS computes it."""
+def whole_posterior(run: ImageRun) -> FixedPosterior:
+    """The posterior of all labels of a bag together, as FastBUS computes it.
+
+    Exact as far as the joint budget of `infer` reaches; the approximation that it chooses for larger bags.
+    """
     return fixed_posterior(run.supervision, run.weak, run.sizes, run.num_classes, run.device)
 
 
@@ -133,6 +124,8 @@ register(
         "their number; the authors' code divides by one more and takes the divergence the other way round, which is "
         "infinite for a classifier that is sure.",
         make=make_count_loss,
+        needs_on={"positive_unlabeled": ("prior",)},
+        instead="Or estimate it, e.g. by PositiveUnlabeled.estimate.",
     )
 )
 register(
@@ -141,10 +134,11 @@ register(
         title="Aggregate likelihood (GBM)",
         settings=("multi_instance", "label_proportion", "pair_comparison", "pair_similarity"),
         reference="Zhang, Charoenphakdee, Wu, Sugiyama, Learning from aggregate observations, NeurIPS 2020",
-        differs="Any number of classes that exclude each other, by exact inference; the likelihood is descended "
-        "through its gradient, prediction minus posterior. Comparisons have the recipe's doubt, as all methods that "
+        differs="Any number of classes that exclude each other; the likelihood is descended through its gradient, "
+        "prediction minus posterior, which infer computes exactly as far as the joint budget of a bag reaches and "
+        "approximates beyond. Comparisons have the recipe's doubt, as all methods that "
         "solve pairs together have.",
-        make=lambda run, options: OwnPosteriorRisk(exact_posterior(run), run.recipe),
+        make=lambda run, options: OwnPosteriorRisk(whole_posterior(run), run.recipe),
         noise=True,
     )
 )

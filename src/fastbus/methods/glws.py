@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, nll_loss, normalize, softplus
 
 from fastbus.inference.fixed import FixedPosterior
+from fastbus.inference.fixed_build import fixed_posterior
 from fastbus.methods.bag_rows import Block, back_to_rows, block_of
 from fastbus.methods.counting import class_odds, log_count
-from fastbus.methods.general import bag_chains, chain_nll, exact_posterior
+from fastbus.methods.general import bag_chains, chain_nll, whole_posterior
 from fastbus.methods.registry import Method, MethodOptions, register
 from fastbus.methods.rows import (
     candidates_of,
@@ -24,9 +25,11 @@ from fastbus.methods.rows import (
     mean_where,
     score,
     soft_cross_entropy,
+    transition_of,
     view_logits,
 )
 from fastbus.methods.uum import SeenClosedForm
+from fastbus.supervision.incomplete import PositiveUnlabeled
 from fastbus.training.step_objective import RunningMean, StepInputs, StepObjective, doubtful, own_first
 
 if TYPE_CHECKING:
@@ -138,21 +141,22 @@ class PartialEM(StepObjective):
 
 
 class NoisyEM(StepObjective):
-    """Wrong labels through a confusion matrix, of a known rate or learned; the strong view agrees with the weak.
+    """Wrong labels through a confusion matrix, known or learned; the strong view agrees with the weak.
 
     It agrees twice: the posteriors given the label that was said, and the predictions.
     """
 
-    def __init__(self, run: ImageRun, rate: float | None) -> None:
+    def __init__(self, run: ImageRun, transition: Tensor | None) -> None:
+        """transition (C, C): P(said | class), None to learn it."""
         super().__init__()
         C = run.num_classes
         labels = classes_of(run.weak, C, run.supervision.name).to(run.device)
         self.labels, self.told = labels.clamp(min=0), labels >= 0
         self.log_known: Tensor | None = None
-        if rate is None:
+        if transition is None:
             self.learned["confusion"] = torch.eye(C, device=run.device).requires_grad_()
         else:
-            self.log_known = torch.full((C, C), rate / (C - 1)).fill_diagonal_(1 - rate).log().to(run.device)
+            self.log_known = transition.float().clamp(min=1e-12).log().to(run.device)
 
     def log_confusion(self) -> Tensor:
         """log P(said | class), (C, C)."""
@@ -204,9 +208,11 @@ class SemiEM(StepObjective):
 class PositiveEM(StepObjective):
     """Known positives, and an EM step on unlabelled rows of which a known share is positive."""
 
-    def __init__(self, run: ImageRun) -> None:
+    def __init__(self, run: ImageRun, prior: float) -> None:
         super().__init__()
-        self.known, self.posterior = labelled_part(run, "glws"), exact_posterior(run)
+        told = PositiveUnlabeled(prior)  # which may be another share than that of the run's supervision
+        self.known = labelled_part(run, "glws")
+        self.posterior = fixed_posterior(told, run.weak, run.sizes, run.num_classes, run.device)
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         L = self.known
@@ -226,12 +232,14 @@ def make_glws(run: ImageRun, options: MethodOptions) -> StepObjective:
     if name == "partial_label":
         return PartialEM(run)
     if name == "noisy_label":
-        return NoisyEM(run, options.noise_rate)
+        learnt = options.extra.get("learn_transition", False)
+        return NoisyEM(run, None if learnt else transition_of(run, options.noise_rate, "glws"))
     if name == "semi_supervised":
         return SemiEM(run)
     if name == "positive_unlabeled":
-        return PositiveEM(run)
-    return PairEM(exact_posterior(run), run.recipe.own, run.recipe.doubt)
+        assert options.prior is not None  # one of its needs
+        return PositiveEM(run, options.prior)
+    return PairEM(whole_posterior(run), run.recipe.own, run.recipe.doubt)
 
 
 register(
@@ -259,9 +267,13 @@ register(
         "of bags is divided by what its terms weigh, since SGD minds the scale; of pairs both terms weigh alike, the "
         "authors' likelihood weighs double. Differences, few comparisons, large bags: each view has its own posterior "
         "where the recipe says so; comparisons and differences: the recipe's doubt and the likelihood, which their "
-        "code leaves out of comparisons. Unlabelled rows: the posterior given the share of positives stands for that "
-        "given their count, for both views. On pairs it is then near FastBUS's own objective, on similar ones without "
-        "its sharper start.",
+        "code leaves out of comparisons. Noisy labels: a transition or a rate that is told is used as it is, otherwise "
+        "one is learned as the authors do, which learn_transition=True does in any case. Unlabelled rows: the "
+        "posterior given the share of positives stands for that given their count, for both views. On pairs it is then "
+        "near FastBUS's own objective, on similar ones without its sharper start.",
         make=make_glws,
+        needs_on={"positive_unlabeled": ("prior",)},
+        extra=("learn_transition",),
+        instead="Or estimate it, e.g. by PositiveUnlabeled.estimate.",
     )
 )

@@ -15,8 +15,8 @@ from torch.nn.functional import nll_loss
 from fastbus.methods.imperfect_noisy import MANY_CLASSES, SETTINGS, noise_of, noisy_labels
 from fastbus.methods.mixing import BetaShares, mix, sharpen, shuffled
 from fastbus.methods.registry import Method, MethodOptions, register
-from fastbus.methods.rows import fresh_network, indicator, linear_ramp, mean_where, soft_cross_entropy
-from fastbus.methods.second_network import SecondNetwork
+from fastbus.methods.rows import indicator, linear_ramp, mean_where, soft_cross_entropy
+from fastbus.methods.second_network import SecondNetwork, fresh_network
 from fastbus.training.image_run import PREDICTED_AT_ONCE, ImageRun
 from fastbus.training.step_objective import Network, StepInputs, StepObjective
 
@@ -100,7 +100,7 @@ class DivideMix(StepObjective):
         self.warm_epochs, ramp = (min(count, max(1, epochs // 4)) for count in (warm, RAMP_EPOCHS))
         self.ramp = (self.warm_epochs / epochs, (self.warm_epochs + ramp) / epochs)
         steps = run.steps_per_epoch * epochs
-        self.second = SecondNetwork(fresh_network(run, run.seed + 1), run.recipe, steps, run.device)
+        self.second = SecondNetwork(fresh_network(run.network, run.seed + 1), run.recipe, steps, run.device)
         self.shares = BetaShares(ALPHA, run.device)
         given = (labels >= 0).float()
         self.clean = torch.stack([given, given])  # by the losses of the first and of the second network
@@ -192,7 +192,9 @@ register(
         "labels (CIFAR-10: 0 at 20 % and for asymmetric noise, 25 at 50 and 80 %, 50 at 90 %), the share being the "
         "one known or else that of the first division. Warm-up and ramp take the authors' 10 (beyond 50 classes 30) "
         "and 16 passes, each a quarter of the run at most. Without the averaged losses and the threshold of 0.6 for "
-        "90 % noise. Runs evaluate the mean of both networks, as the authors do; the estimator keeps the first one.",
+        "90 % noise. Runs evaluate the mean of both networks, as the authors do; the estimator keeps the first one. "
+        "The second network is of the first one's architecture; where that is the caller's own, weights of modules "
+        "with reset_parameters are drawn anew, and all others, such as frozen ones, start as copies.",
         make=_dividemix,
         extra=("unlabelled_weight",),
     )

@@ -9,11 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import nll_loss
 
-from fastbus.errors import InputError
 from fastbus.methods.registry import Method, MethodOptions, register
-from fastbus.methods.rows import blend, classes_of, indicator, mean_where, soft_cross_entropy, view_logits
+from fastbus.methods.rows import (
+    blend,
+    classes_of,
+    indicator,
+    mean_where,
+    soft_cross_entropy,
+    transition_of,
+    view_logits,
+)
 from fastbus.methods.second_network import learning_rate
-from fastbus.supervision.confusion import symmetric_confusion
 from fastbus.training.image_run import ImageRun
 from fastbus.training.recipes import Recipe
 from fastbus.training.step_objective import StepInputs, StepObjective
@@ -193,15 +199,9 @@ def one_sided(wrong: Tensor) -> bool:
 
 
 def _forward(run: ImageRun, options: MethodOptions) -> StepObjective:
-    matrix: Tensor | None = getattr(run.supervision, "transition", None)
-    if matrix is None:
-        if options.noise_rate is None:
-            raise InputError(
-                "forward needs the transition of the noise; expected noise_rate=, or a supervision that knows it. Pass "
-                "NoisyLabel(transition), e.g. from NoisyLabel.estimate, or use method='elr', which needs neither."
-            )
-        matrix = symmetric_confusion(options.noise_rate, run.num_classes)
-    return ForwardCorrection(noisy_labels(run), run.recipe, matrix.detach().float().to(run.device))
+    matrix = transition_of(run, options.noise_rate, "forward")
+    assert matrix is not None  # one of its needs
+    return ForwardCorrection(noisy_labels(run), run.recipe, matrix.float().to(run.device))
 
 
 def _elr(run: ImageRun, options: MethodOptions) -> StepObjective:
@@ -228,6 +228,8 @@ register(
         differs="The transition is given, as a matrix or as a rate of symmetric noise, not estimated from anchor "
         "points; the loss is averaged over both views.",
         make=_forward,
+        needs=("noise_rate",),
+        instead="Or give NoisyLabel a transition, e.g. by NoisyLabel.estimate, or use method='elr', which needs none.",
     )
 )
 register(

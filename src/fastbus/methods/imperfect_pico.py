@@ -13,7 +13,7 @@ from torch.nn.functional import linear, normalize
 
 from fastbus.methods.imperfect_partial import SETTINGS, uniform_over
 from fastbus.methods.registry import Method, MethodOptions, register
-from fastbus.methods.rows import blend, candidates_of, fresh_network, indicator, mean_where, soft_cross_entropy
+from fastbus.methods.rows import blend, candidates_of, indicator, mean_where, soft_cross_entropy
 from fastbus.methods.second_network import averaging_share
 from fastbus.training.image_run import ImageRun
 from fastbus.training.step_objective import StepInputs, StepObjective
@@ -62,7 +62,7 @@ class PrototypeContrast(StepObjective):
         self.steps = run.steps_per_epoch * run.recipe.epochs
         self.start = start / run.recipe.epochs
         self.step_length = min(max(1.0, LEAST_PASSES / run.recipe.epochs), LONGEST_STEP)
-        features = run.num_features or fresh_network(run, run.seed).num_features
+        features = run.num_features or run.num_classes  # a network without features of its own is seen by its logits
         source = torch.Generator().manual_seed(run.seed)
 
         def drawn(*shape: int) -> Tensor:

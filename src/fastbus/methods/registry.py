@@ -44,6 +44,7 @@ NEEDS: dict[str, tuple[str, str]] = {
     "prior": ("the share of positives", "prior=0.4"),
     "noise_rate": ("the share of wrong labels", "noise_rate=0.2"),
 }
+SAYS_MORE = {"noise_rate": "transition"}  # what a supervision may hold that leaves the need met
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class Method:
     """One competing method.
 
     settings: registry names of the supervisions it serves. needs: names of `MethodOptions` without which it has no
-    meaning. extra: names of settings it takes beside these. instead: a sentence for those who lack what it needs.
+    meaning, needs_on: those of one setting alone. extra: names of settings it takes beside these. instead: a sentence
+    for those who lack what it needs.
     noise: whether it knows the noise channels of bags and pairs.
     """
 
@@ -71,10 +73,15 @@ class Method:
     differs: str
     make: Callable[[ImageRun, MethodOptions], StepObjective]
     needs: tuple[str, ...] = ()
+    needs_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     binary: bool = False
     extra: tuple[str, ...] = ()
     instead: str = ""
     noise: bool = False
+
+    def needed(self, setting: str) -> tuple[str, ...]:
+        """All that it must be told where weak labels are of this kind."""
+        return (*self.needs, *self.needs_on.get(setting, ()))
 
 
 METHODS: dict[str, Method] = {}
@@ -165,8 +172,9 @@ def met(method: Method, options: MethodOptions, run: ImageRun) -> MethodOptions:
         options = replace(options, prior=getattr(run.supervision, "prior", None))
     if options.noise_rate is None:
         options = replace(options, noise_rate=getattr(run.supervision, "rate", None))
-    for need in method.needs:
-        if getattr(options, need) is None:
+    for need in method.needed(run.supervision.name):
+        more = getattr(run.supervision, SAYS_MORE.get(need, need), None)
+        if getattr(options, need) is None and more is None:
             meaning, example = NEEDS[need]
             cure = f" {method.instead}" if method.instead else ""
             raise InputError(f"{method.name} needs {meaning}; expected {need}=. Pass it, e.g. {example}.{cure}")

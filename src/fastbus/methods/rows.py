@@ -5,7 +5,7 @@ Shapes: M rows of a step, N instances of the set, C classes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,12 +13,11 @@ from torch import Tensor
 
 from fastbus.errors import InputError, WeakLabelError
 from fastbus.inference.fixed_build import read_all
-from fastbus.models.build import build_backbone
+from fastbus.supervision.confusion import symmetric_confusion
 from fastbus.training.recipes import Recipe
 from fastbus.training.step_objective import StepInputs, StepObjective
 
 if TYPE_CHECKING:
-    from fastbus.models.backbone import Backbone
     from fastbus.training.image_run import ImageRun
 BOUND = 10.0  # of scores in risks that have no least one
 
@@ -131,8 +130,20 @@ def held_rows(run: ImageRun, share: float) -> Tensor:
     return torch.from_numpy(held)
 
 
-def fresh_network(run: ImageRun, seed: int) -> Backbone:
-    """Another network of the run's kind, on the CPU."""
-    options: dict[str, Any] = {"slope": run.recipe.slope} if run.recipe.backbone.startswith("wrn") else {}
-    plain: Any = run.views.plain
-    return build_backbone(run.recipe.backbone, plain.input_shape, run.num_classes, seed=seed, **options)
+def transition_of(run: ImageRun, rate: float | None, method: str) -> Tensor | None:
+    """P(said | class), (C, C) float64, of noisy labels: a matrix, or a rate of symmetric noise; None if none is told.
+
+    rate: as `MethodOptions` have it.
+    """
+    even = None if rate is None else symmetric_confusion(rate, run.num_classes)
+    given: Tensor | None = getattr(run.supervision, "transition", None)
+    if given is None:
+        return even
+    read_all(run.supervision, run.weak, run.sizes, run.num_classes)  # complains of a matrix of other classes
+    given = given.detach().cpu().double()
+    if even is not None and not torch.allclose(given, even, atol=1e-6):
+        raise InputError(
+            f"{method}: noise_rate={rate:g} beside a transition of other rates; expected one of the two. Leave "
+            "noise_rate out, the transition says more."
+        )
+    return given

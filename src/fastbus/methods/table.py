@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from fastbus.errors import InputError
-from fastbus.methods.registry import NEEDS, get_method, method_names
+from fastbus.methods.registry import NEEDS, Method, get_method, method_names
 
 START, END = "<!-- table of methods: made from the registry -->\n", "<!-- end of the table of methods -->\n"
 
@@ -20,7 +20,7 @@ def methods_table() -> str:
     for name in method_names():
         method = get_method(name)
         settings = ", ".join(f"`{setting}`" for setting in method.settings)
-        told = ", ".join(f"`{need}`: {NEEDS[need][0]}" for need in method.needs)
+        told = ", ".join(f"`{need}`: {NEEDS[need][0]}{_where(method, need)}" for need in NEEDS if _needed(method, need))
         options = ", ".join(f"`{option}` (may)" for option in method.extra)
         cells = (
             f"`{name}`",
@@ -33,6 +33,17 @@ def methods_table() -> str:
         )
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _needed(method: Method, need: str) -> list[str]:
+    """The settings in which the method has the need."""
+    return [setting for setting in method.settings if need in method.needed(setting)]
+
+
+def _where(method: Method, need: str) -> str:
+    """Which settings those are, where they are not all."""
+    settings = _needed(method, need)
+    return "" if len(settings) == len(method.settings) else f" ({', '.join(f'`{setting}`' for setting in settings)})"
 
 
 def renewed(page: str) -> str:

@@ -1,7 +1,8 @@
 """UUM: the loss of every possible label, weighed by its posterior given predictions and weak label.
 
 Counts are enumerated, all K! orders of a bag's labels; "is there one" and similar pairs have closed forms; several
-classes that are there or not are left to exact inference.
+classes that are there or not are left to `infer`, which is exact as far as its joint budget reaches. Posteriors are
+computed in float64 and returned in the precision of the logits.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from torch import Tensor
 
 from fastbus.errors import InputError, where
 from fastbus.inference.fixed import FixedPosterior, Step
+from fastbus.inference.fixed_build import read_all
 from fastbus.methods.bag_rows import Block, back_to_rows, block_of, counts_of, seen_classes
 from fastbus.methods.counting import class_odds
-from fastbus.methods.general import OwnPosteriorRisk, exact_posterior
+from fastbus.methods.general import OwnPosteriorRisk, whole_posterior
 from fastbus.methods.registry import Method, MethodOptions, register
 from fastbus.numerics import log1mexp
 from fastbus.training.step_objective import StepObjective
@@ -52,8 +54,9 @@ class EnumeratedCounts:
         if self.longest > LARGEST_BAG:
             raise InputError(
                 f"{name}: a bag of {self.longest} instances; expected at most {LARGEST_BAG}, since it enumerates all "
-                f"orders of a bag's labels ({where(sizes > LARGEST_BAG)}). Split the bags, pass exact=True to extend "
-                "its limit by exact inference, or choose count_loss or gbm."
+                f"orders of a bag's labels ({where(sizes > LARGEST_BAG)}). Split the bags, pass exact=True to have "
+                "larger ones from infer, exact as far as its joint budget reaches and approximate beyond, or choose "
+                "count_loss or gbm."
             )
         classes = torch.arange(counts.shape[1]).expand(len(counts), -1)
         held = [torch.repeat_interleave(*pair) for pair in zip(classes, counts, strict=True)]
@@ -76,7 +79,7 @@ class EnumeratedCounts:
         q = log_p.new_zeros(log_p.shape).scatter_add(
             2, takes.transpose(1, 2), share[:, None].expand(-1, self.longest, -1)
         )
-        return back_to_rows(q, block, len(logits)).float()
+        return back_to_rows(q, block, len(logits)).to(logits.dtype)
 
 
 class SeenClosedForm:
@@ -93,7 +96,7 @@ class SeenClosedForm:
         if q.shape[-1] == 1:
             q = torch.cat([1 - q, q], -1)
         q = q / q.sum(-1, keepdim=True).clamp(min=1e-300)
-        return back_to_rows(q, block, len(logits)).float()
+        return back_to_rows(q, block, len(logits)).to(logits.dtype)
 
     @staticmethod
     def chains(logits: Tensor, block: Block, seen: Tensor) -> Tensor:
@@ -105,14 +108,18 @@ class SeenClosedForm:
 
 
 def similar_posterior(p: Tensor, similar: Tensor) -> Tensor:
-    """Posteriors (B, 2, C) of pairs with predictions (B, 2, C), of one class or not (B,), in O(C)."""
+    """Posteriors (B, 2, C) of pairs with predictions (B, 2, C), of one class or not (B,), in O(C).
+
+    similar: 1 or 0; -1 or NaN where nothing is said, so that the prediction stays.
+    """
     other = p.flip(1)
-    joint = torch.where(similar[:, None, None] > 0, p * other, p * (1 - other))
-    return joint / joint.sum(2, keepdim=True).clamp(min=1e-300)
+    said = similar[:, None, None]
+    joint = torch.where(said > 0, p * other, p * (1 - other))
+    return torch.where(said >= 0, joint / joint.sum(2, keepdim=True).clamp(min=1e-300), p)
 
 
 class SimilarPairs:
-    """Posterior of pairs that are of one class or not."""
+    """Posterior of pairs that are of one class or not, or of which that is not said."""
 
     capturable = True
 
@@ -122,20 +129,21 @@ class SimilarPairs:
     def __call__(self, logits: Tensor, step: Step) -> Tensor:
         block = block_of(step, 2, len(logits))
         p = torch.softmax(logits.double(), 1)[block.rows]
-        return back_to_rows(similar_posterior(p, self.similar[step.bags]), block, len(logits)).float()
+        return back_to_rows(similar_posterior(p, self.similar[step.bags]), block, len(logits)).to(logits.dtype)
 
 
 def make_uum(run: ImageRun, options: MethodOptions) -> StepObjective:
     posterior: FixedPosterior
     name, sizes = run.supervision.name, run.sizes
     if options.extra.get("exact", False):
-        posterior = exact_posterior(run)
+        posterior = whole_posterior(run)
     elif name == "pair_similarity":
+        read_all(run.supervision, run.weak, sizes, run.num_classes)  # complains if need be
         posterior = SimilarPairs(run.weak.to(run.device))
     elif name == "multi_instance":
         seen = seen_classes(run.weak, run.num_classes, name)
         # one class at a time is the posterior only where there is one class to be seen
-        posterior = SeenClosedForm(seen.to(run.device), sizes) if seen.shape[1] == 1 else exact_posterior(run)
+        posterior = SeenClosedForm(seen.to(run.device), sizes) if seen.shape[1] == 1 else whole_posterior(run)
     else:
         posterior = EnumeratedCounts(counts_of(run), sizes, run.device)
     return OwnPosteriorRisk(posterior, run.recipe)
@@ -148,10 +156,11 @@ register(
         settings=("multi_instance", "label_proportion", "pair_similarity"),
         reference="Wei, Feng, Han, Liu, Niu, Zhu, Shen, A universal unbiased method for classification from aggregate "
         "observations, ICML 2023",
-        differs=f"Counts are enumerated in bags of up to {LARGEST_BAG}; exact=True extends that limit by exact "
-        "inference, which is then no longer the authors' algorithm but its result. All instances of a multi-instance "
-        "bag train; where bags tell of several classes, which the authors do not treat, exact inference gives what "
-        "their formula would enumerate. With exact posteriors its gradient is that of gbm.",
+        differs=f"Counts are enumerated in bags of up to {LARGEST_BAG}; exact=True has posteriors of larger ones from "
+        "infer, no longer the authors' algorithm but its result: exact as far as the joint budget of a bag reaches, "
+        "infer's approximation beyond. All instances of a multi-instance bag train; where bags tell of several "
+        "classes, which the authors do not treat, infer gives what their formula would enumerate, as far as the same "
+        "budget reaches. Its gradient is that of gbm.",
         make=make_uum,
         extra=("exact",),
     )

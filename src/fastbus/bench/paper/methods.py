@@ -82,6 +82,8 @@ def facts_for(method: str, cell: Cell) -> dict[str, Any]:
         known = {"known_prior": True}  # it would estimate what all others are told
     if method == "cege" and "positives" in cell.draw:
         known = {"prior": len(cell.draw["positives"]) / SETS[cell.data].num_classes}
+    if method == "glws" and cell.setting == "noisy_label":  # its authors learn what is estimated for others
+        known = {"learn_transition": True}
     if method == "lws":
         known = {"loss": "cross_entropy", "beta": 2.0}  # of the published losses the one that learns in short runs
     if method == "dividemix" and "ratio" in cell.draw:  # by an estimate it would miss what its authors tuned
