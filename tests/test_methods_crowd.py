@@ -33,6 +33,34 @@ def test_the_posterior_of_em_equals_enumeration_and_the_likelihood_climbs() -> N
     assert len(path) > 3 and bool((np.diff(path) > -1e-6 * abs(path[-1])).all())
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_rounds_of_em_equal_plain_loops(rounds: int) -> None:
+    """Dawid and Skene 1979: confusions and shares (2.3, 2.4) from the beliefs, beliefs (2.5) from them."""
+    answers = [[0, 0, 2], [0, 1, -1], [1, 1, 0], [2, 2, 2], [0, -1, 0], [0, 0, 0], [-1, 2, 1], [1, 0, 0]]
+    found = crowd.dawid_skene(torch.tensor(answers), 3, rounds=rounds, tolerance=0.0)
+    belief = np.array([[row.count(c) for c in range(3)] for row in answers], dtype=float)
+    belief /= belief.sum(1, keepdims=True)
+    for _ in range(rounds):
+        said = np.full((3, 3, 3), 0.01)  # a hundredth of an answer of each kind
+        share = np.full(3, 0.01)
+        for task, row in enumerate(answers):
+            for c in range(3):
+                share[c] += belief[task, c]
+                for annotator, answer in enumerate(row):
+                    if answer >= 0:
+                        said[annotator, c, answer] += belief[task, c]
+        said /= said.sum(2, keepdims=True)
+        share /= share.sum()
+        for task, row in enumerate(answers):
+            for c in range(3):
+                right = [said[annotator, c, answer] for annotator, answer in enumerate(row) if answer >= 0]
+                belief[task, c] = share[c] * np.prod(right)
+        belief /= belief.sum(1, keepdims=True)
+    assert len(found.log_likelihood) == rounds and np.ptp(share) > 0.1  # classes are not alike
+    for mine, expected in ((found.transitions, said), (found.prior, share), (found.posterior, belief)):
+        close(mine, torch.from_numpy(expected), 1e-9)
+
+
 def test_em_knows_good_annotators_and_beats_the_vote() -> None:
     _, _, _, answers, truth, _ = method_digits("crowd_label")
     found = crowd.dawid_skene(answers, 10)

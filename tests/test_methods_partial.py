@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import fastbus
+from baselines import better_than_majority
 from digit_runs import method_run, unseen_accuracy
 from fastbus.errors import InputError, WeakLabelError
 from fastbus.methods import imperfect_partial as partial
@@ -16,7 +17,7 @@ from fastbus.methods import objective_of
 from fastbus.oracle import enumerate_posterior
 from fastbus.training.image_run import ImageRun
 from tensors import close
-from test_image_run import QUICK, weak_digits
+from test_image_run import QUICK, digits, weak_digits
 
 C = 4
 SETS = torch.tensor([s for s in product([False, True], repeat=C) if any(s) and not all(s)])  # (14, C)
@@ -133,6 +134,31 @@ def test_it_learns_unseen_digits(method: str) -> None:
     recipe = QUICK.replace(epochs=epochs, learning_rate=rate)
     run = method_run("partial_label", method, recipe, **OPTIONS.get(method, {}))
     assert unseen_accuracy(run, "partial_label") > floor
+
+
+# classes excluded, epochs, learning rate, floor: some ten points below what seed 0 reaches; chance is .25
+COMPLEMENTARY = {
+    "cc": (None, 18, 0.1, 0.8),
+    "proden": (None, 24, 0.1, 0.8),
+    "rcr": (None, 12, 0.1, 0.8),
+    "lws": (None, 12, 0.1, 0.8),
+    "pico": (2, 24, 0.03, 0.8),  # of a single excluded class of so few digits it makes little
+}
+
+
+@pytest.mark.parametrize("method", COMPLEMENTARY)
+def test_it_learns_from_classes_that_an_instance_is_not(method: str) -> None:
+    excluded, epochs, rate, floor = COMPLEMENTARY[method]
+    images, labels = digits()
+    train, unseen = (part + np.flatnonzero(labels[part:][:1400] < 4) for part in (0, 1400))
+    weak = fastbus.weaken("complementary_label", labels[train], num_classes=4, excluded=excluded, rng=0)
+    recipe, make = QUICK.replace(epochs=epochs, learning_rate=rate), objective_of(method, **OPTIONS.get(method, {}))
+    rule, one, x = fastbus.ComplementaryLabel(), torch.ones(len(train), dtype=torch.long), images[train]
+    run = ImageRun(rule, x, one, torch.as_tensor(weak), num_classes=4, recipe=recipe, flip=False, objective=make)
+    while not run.done:
+        assert np.isfinite(run.run_epoch()["loss"])
+    accuracy = better_than_majority(run.predict(images[unseen]).argmax(1).numpy(), labels[unseen])
+    assert accuracy > floor, accuracy
 
 
 def test_excluded_classes_are_candidates_turned_round() -> None:

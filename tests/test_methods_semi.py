@@ -8,19 +8,15 @@ from torch import Tensor, nn
 from digit_runs import method_run, unseen_accuracy
 from fastbus.errors import InputError
 from fastbus.inference.fixed import Step
-from fastbus.methods import objective_of
+from fastbus.methods import incomplete_semi, objective_of
 from fastbus.methods.adversarial import unit, unmoved_statistics, virtual_adversarial_loss
 from fastbus.methods.rows import linear_ramp
 from fastbus.training.image_run import ImageRun
 from fastbus.training.step_objective import RunningMean, StepInputs
+from method_steps import softmax
 from test_image_run import QUICK, digits, weak_digits
 
 ROWS, KNOWN = 64, QUICK.labelled_rows
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    weight = np.exp(logits - logits.max(1, keepdims=True))
-    return weight / weight.sum(1, keepdims=True)
 
 
 def linear(seed: int) -> tuple[np.ndarray, nn.Module]:
@@ -105,6 +101,27 @@ def test_mixmatch_without_mixing_by_hand() -> None:
     guess /= guess.sum(1, keepdims=True)
     apart = np.concatenate([weak[KNOWN:] - guess, strong[KNOWN:] - guess]) ** 2
     expected = entropy(weak[:KNOWN], gold) + 75 * apart.mean()
+    assert float(run.objective(inputs)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_mixmatch_mixes_images_and_targets_alike_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix, network = linear(0)
+    run = method_run("semi_supervised", "mixmatch")
+    run.objective.shares.quantiles.fill_(0.3)  # of which a row's own part is the larger one, .7
+    unlabelled = ROWS - KNOWN
+    partner = torch.arange(ROWS + unlabelled).roll(23)  # labelled rows with unlabelled ones and the other way round
+    monkeypatch.setattr(incomplete_semi, "shuffled", lambda count, generator, device: partner)
+    inputs = a_step(run, network, network, 0.4)
+    weak, strong = parts(inputs, matrix)
+    gold = np.eye(10)[run.weak[inputs.step.rows[:KNOWN]].numpy()]
+    guess = ((weak[KNOWN:] + strong[KNOWN:]) / 2) ** 2
+    guess /= guess.sum(1, keepdims=True)
+    images = torch.cat([inputs.weak, inputs.strong[KNOWN:]]).flatten(1).double().numpy()
+    targets = np.concatenate([gold, guess, guess])
+    images, targets = (0.7 * x + 0.3 * x[partner.numpy()] for x in (images, targets))
+    found = softmax(images @ matrix)
+    known = -(targets[:KNOWN] * np.log(found[:KNOWN])).sum(1).mean()
+    expected = known + 0.4 * 75 * ((found[KNOWN:] - targets[KNOWN:]) ** 2).mean()
     assert float(run.objective(inputs)) == pytest.approx(expected, rel=1e-4)
 
 

@@ -256,9 +256,9 @@ register(
         "classes are balanced (0.1); plus=False is SOP alone, averaged over both views. Rates of u and v are 10 and "
         "10 (rate=, rate_elsewhere=), v's 100 where a known transition is asymmetric, u's 1 beyond 50 classes, "
         "constant as with the authors, and raised in proportion where there are fewer than their 300 passes, or more "
-        "than their 128 rows in a step. In fewer than ten passes the noise is still too small to tell. u learns from "
-        "the cross-entropy alone, as in the paper; a version of the published code lets it learn from the squared "
-        "error, too.",
+        "than their 128 rows in a step. In six passes over 1,400 digits u^2 came to 1 at nearly all wrong labels; v "
+        "needs some ten to tell anything. u learns from the cross-entropy alone, as in the paper; a version of the "
+        "published code lets it learn from the squared error, too.",
         make=_sop,
         extra=("rate", "rate_elsewhere", "plus"),
     )

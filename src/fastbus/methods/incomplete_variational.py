@@ -118,7 +118,8 @@ register(
         "risk is averaged over both views, mixing uses the weak one with a share for each pair and weighs 0.03 "
         "(weight=), as published. Of all passes the averaged weights with the least risk on a tenth of the positives "
         "and of the unlabelled instances are kept, which do not train; the authors choose so among the plain weights. "
-        "Runs evaluate phi divided by its largest value, as the authors do, the estimator phi itself.",
+        "Of a single positive none is held out, and the last pass is kept. Runs evaluate phi divided by its largest "
+        "value, as the authors do, the estimator phi itself.",
         make=_var_pu,
         extra=("weight",),
     )

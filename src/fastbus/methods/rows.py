@@ -120,12 +120,16 @@ def labelled_part(run: ImageRun, method: str) -> int:
 
 
 def held_rows(run: ImageRun, share: float) -> Tensor:
-    """A share of the labelled and of the unlabelled instances, by lot, (N,) of booleans; of one alone none."""
+    """A share of the labelled and of the unlabelled instances, by lot, (N,) of booleans; at least one of either.
+
+    None of both where there is but one of a kind: what is held out compares the two, and training needs both.
+    """
     assert run.labelled is not None
     rng = np.random.default_rng([run.seed, 7])
     held = np.zeros(len(run.labelled), dtype=bool)
-    for pool in (np.flatnonzero(run.labelled), np.flatnonzero(~run.labelled)):
-        if share and len(pool) > 1:
+    pools = np.flatnonzero(run.labelled), np.flatnonzero(~run.labelled)
+    if share and min(map(len, pools)) > 1:
+        for pool in pools:
             held[rng.permutation(pool)[: max(1, round(share * len(pool)))]] = True
     return torch.from_numpy(held)
 
