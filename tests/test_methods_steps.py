@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from digit_runs import method_run
 from fastbus.methods.registry import get_method, method_names
+from fastbus.methods.rows import remember
 from fastbus.training.image_run import ImageRun
 from pair_digits import PRIOR, pair_run
 from test_image_run import QUICK
@@ -30,6 +31,12 @@ def ready_run(name: str, kind: str) -> ImageRun:
         facts = {"prior": PRIOR} if "prior" in get_method(name).needs else {}
         return pair_run(kind, name, recipe, **facts)
     return method_run(kind, name, recipe)
+
+
+def test_of_an_instance_that_a_batch_holds_twice_the_first_value_is_kept() -> None:
+    table = torch.zeros(5, 2)
+    remember(table, torch.tensor([3, 1, 3, 3, 0]), torch.arange(1.0, 11.0).view(5, 2))
+    assert table.tolist() == [[9, 10], [3, 4], [0, 0], [1, 2], [0, 0]]
 
 
 class Waiting(TorchDispatchMode):

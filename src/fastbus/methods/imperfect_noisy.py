@@ -15,6 +15,7 @@ from fastbus.methods.rows import (
     classes_of,
     indicator,
     mean_where,
+    remember,
     soft_cross_entropy,
     transition_of,
     view_logits,
@@ -122,7 +123,7 @@ class EarlyLearning(NoisyObjective):
         rows = inputs.step.rows
         with torch.no_grad():
             target = elr_target(self.target.index_select(0, rows), views[0], self.keep)
-            self.target.index_copy_(0, rows, target)
+            remember(self.target, rows, target)
         said = indicator(labels, target.shape[1])
         losses = []
         for logits in views:

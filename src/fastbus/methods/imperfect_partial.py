@@ -12,7 +12,15 @@ from torch import Tensor
 
 from fastbus.errors import InputError, choice
 from fastbus.methods.registry import Method, MethodOptions, register
-from fastbus.methods.rows import blend, candidates_of, linear_ramp, mean_where, soft_cross_entropy, view_logits
+from fastbus.methods.rows import (
+    blend,
+    candidates_of,
+    linear_ramp,
+    mean_where,
+    remember,
+    soft_cross_entropy,
+    view_logits,
+)
 from fastbus.numerics import log_complement
 from fastbus.training.image_run import ImageRun
 from fastbus.training.recipes import Recipe
@@ -96,7 +104,7 @@ class Confidences(StepObjective):
 
     @torch.no_grad()
     def _remember(self, inputs: StepInputs, confidence: Tensor) -> None:
-        self.confidence.index_copy_(0, inputs.step.rows, confidence)
+        remember(self.confidence, inputs.step.rows, confidence)
 
 
 class Proden(Confidences):

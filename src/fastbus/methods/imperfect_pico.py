@@ -13,7 +13,7 @@ from torch.nn.functional import linear, normalize
 
 from fastbus.methods.imperfect_partial import SETTINGS, uniform_over
 from fastbus.methods.registry import Method, MethodOptions, register
-from fastbus.methods.rows import blend, candidates_of, indicator, mean_where, soft_cross_entropy
+from fastbus.methods.rows import blend, candidates_of, indicator, mean_where, remember, soft_cross_entropy
 from fastbus.methods.second_network import averaging_share
 from fastbus.training.image_run import ImageRun
 from fastbus.training.step_objective import StepInputs, StepObjective
@@ -105,7 +105,7 @@ class PrototypeContrast(StepObjective):
             keep = (first + (last - first) * inputs.progress).float() ** self.step_length
             moved = keep * confidence + (1 - keep) * indicator(near, confidence.shape[1])
             confidence = torch.where(trusted, moved, confidence)
-            self.confidence.index_copy_(0, rows, confidence)
+            remember(self.confidence, rows, confidence)
         loss = blend(self.recipe, *(mean_where(soft_cross_entropy(x, confidence), real) for x in (weak, strong)))
         contrast = self._contrast(query, key, labels, trusted, real)
         with torch.no_grad():

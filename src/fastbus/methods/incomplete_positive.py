@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 from fastbus.errors import InputError
 from fastbus.methods.mixing import BetaShares, mix
 from fastbus.methods.registry import Method, MethodOptions, register
-from fastbus.methods.rows import blend, held_rows, labelled_part, mean_where, score, view_logits
+from fastbus.methods.rows import blend, held_rows, labelled_part, mean_where, remember, score, view_logits
 from fastbus.supervision.prior import best_bin_estimate
 from fastbus.training.image_run import ImageRun
 from fastbus.training.step_objective import StepInputs, StepObjective
@@ -143,7 +143,7 @@ class DistributionAlignment(StepObjective):
         found = self.guess.index_select(0, rows)
         if self.teacher:
             found = torch.sigmoid(score(inputs.teacher(inputs.weak[L:])))
-        self.guess.index_copy_(0, rows, torch.sigmoid(weak[L:].detach()))
+        remember(self.guess, rows, torch.sigmoid(weak[L:].detach()))
         return torch.cat([torch.ones_like(weak[:L]), found])
 
     def _partners(self, count: int, generator: torch.Generator) -> Tensor:

@@ -65,6 +65,16 @@ def bounded(scores: Tensor, bound: float) -> Tensor:
     return bound * torch.tanh(scores / bound) if bound else scores
 
 
+def remember(table: Tensor, rows: Tensor, values: Tensor) -> None:
+    """Write the values (M, ...) of instances `rows` (M,) into a table (N, ...), in place.
+
+    The last batch of a pass may hold an instance twice. The first of its values counts then: a GPU writes in any order,
+    and a run must come out the same each time.
+    """
+    first = (rows[:, None] == rows).int().argmax(1)
+    table.index_copy_(0, rows, values.index_select(0, first))
+
+
 class BoundedScores(StepObjective):
     """An objective on scores within `bound`, by which it is judged, too; 0 for none."""
 
