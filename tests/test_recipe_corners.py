@@ -151,6 +151,10 @@ def test_what_goes_by_the_length_of_a_run_is_suited_to_the_epochs_that_are_wante
     fades = [recipe_for(fastbus.NoisyLabel(), **noisy, epochs=epochs).fade for epochs in (None, 100, 20)]
     assert fades == [0.75, 0.75, 0.0]
     assert recipe_for(bags, **size, epochs=7).epochs == 7
+    large = size | {"num_bags": 500}
+    assert recipe_for(bags, **large, image_shape=clothes, epochs=25).own == 0.5  # as large bags have it anyway
+    positives = [recipe_for(fastbus.PositiveUnlabeled(0.4), **size, image_shape=shape) for shape in (clothes, colours)]
+    assert [recipe.labelled_rows for recipe in positives] == [48, 16]
 
 
 @pytest.mark.parametrize("changes", [{"labelled_rows": 16}, {"labelled_rows": 15}, {"rows": 3}, {"align": 0.0}])
