@@ -170,6 +170,33 @@ def test_the_recipe_of_the_product_counts_however_it_was_asked_for() -> None:
     assert row.ours is None and len(row.ablations) == 1
 
 
+def test_fewer_epochs_count_and_say_so_and_a_ceiling_may_begin_with_random_weights() -> None:
+    (cell,) = (cell for cell in read_grid() if (cell.data, cell.name) == ("cifar10", "ratio=0.7"))
+    product, ceiling = product_job(cell, "fastbus"), product_job(cell, "supervised")
+    assert product is not None and ceiling is not None and product.recipe.pretrain
+
+    def of_cell(accuracy: float, method: str, entries: dict[str, Any]) -> dict[str, Any]:
+        place = {"setting": cell.setting, "cell": cell.name, "variant": "epochs=20"}
+        return record(accuracy, method=method, **place, config={"held_out": 0.0, **entries})
+
+    shorter = product.recipe.as_dict() | {"epochs": 20}
+    random = ceiling.recipe.as_dict() | {"epochs": 20, "pretrain": 0}
+    # the ceiling belongs to all cells of as many images, and stands with the first of them
+    first = {"cell": "ratio=0.3"}
+    known = {"pretraining": {"views": 9_000_000, "seconds": 100.0}}
+    lines = [of_cell(80.0, "fastbus", shorter) | known, of_cell(90.0, "supervised", random) | first]
+    grid = [cell for cell in read_grid() if cell.setting == "noisy_label"]
+    (row,) = (row for row in summarise(grid, lines) if row.cell == cell)
+    assert row.ours is not None and row.ours.mean == 80 and row.ours.shortened == product.recipe.epochs
+    assert row.ceiling is not None and row.ceiling.mean == 90
+    (line,) = lines_of(row)
+    assert line[9] == "90.00 (another schedule)" and line[11] == "20"
+    assert f"20 epochs, of which the recipe has {product.recipe.epochs}" in as_markdown([row])
+    # for the method itself, random weights are another recipe
+    (row,) = summarise([cell], [of_cell(80.0, "fastbus", shorter | {"pretrain": 0})])
+    assert row.ours is None and len(row.ablations) == 1
+
+
 def test_a_recipe_that_the_product_once_had_stands_before_older_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     product = product_job(CELLS[0], "fastbus")
     assert product is not None

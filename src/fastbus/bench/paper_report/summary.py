@@ -75,7 +75,8 @@ class Group(NamedTuple):
         product = product_job(self.cell, self.method)
         if product is None or self.config["epochs"] >= product.recipe.epochs:
             return 0
-        same = self._has(product.recipe.as_dict() | {"epochs": self.config["epochs"]})
+        mine = ("epochs", "pretrain") if self.method == SUPERVISED else ("epochs",)  # true labels need no such start
+        same = self._has(product.recipe.as_dict() | {name: self.config.get(name, 0) for name in mine})
         return product.recipe.epochs if same else 0
 
     def _has(self, entries: dict[str, Any]) -> bool:
