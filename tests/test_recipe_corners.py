@@ -142,11 +142,13 @@ def some_labels(kind: torch.dtype = torch.long) -> Tensor:
 def test_what_goes_by_the_length_of_a_run_is_suited_to_the_epochs_that_are_wanted() -> None:
     size: dict[str, Any] = {"num_images": 10_000, "num_bags": 1_000}
     clothes, colours = (1, 28, 28), (3, 32, 32)
-    bags, pairs = fastbus.MultiInstance(), fastbus.PairSimilarity()
+    bags, pairs, confidences = fastbus.MultiInstance(), fastbus.PairSimilarity(), fastbus.SimilarityConfidence()
     assert recipe_for(bags, **size, image_shape=clothes, epochs=25).own is True  # 1,950 steps
     assert recipe_for(bags, **size, image_shape=clothes).own is False  # 15,600
     assert recipe_for(bags, **size, image_shape=colours, epochs=25).own is False
-    assert recipe_for(pairs, **size, image_shape=clothes, epochs=25).own is False
+    assert recipe_for(confidences, **size, image_shape=clothes, epochs=25).own is False
+    sharp = [recipe_for(pairs, **size, image_shape=clothes, epochs=epochs).sharpen for epochs in (25, 60)]
+    assert sharp == [4.0, 2.0]
     noisy: dict[str, Any] = {"num_images": 50_000, "num_bags": 50_000, "image_shape": colours}
     fades = [recipe_for(fastbus.NoisyLabel(), **noisy, epochs=epochs).fade for epochs in (None, 100, 20)]
     assert fades == [0.75, 0.75, 0.0]
