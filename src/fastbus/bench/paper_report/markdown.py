@@ -7,7 +7,7 @@ from itertools import groupby
 
 from fastbus.bench.paper_report import budget
 from fastbus.bench.paper_report.notes import NOTES, remarks_of
-from fastbus.bench.paper_report.summary import HEADINGS, NUMERIC, Row, lines_of, percent
+from fastbus.bench.paper_report.summary import CHANGED, CHANGED_NUMERIC, HEADINGS, NUMERIC, Row, changed_lines, lines_of
 
 TITLE = "The paper's experiments on images"
 
@@ -52,17 +52,12 @@ def _alike(rows: Sequence[Row]) -> list[str]:
 
 
 def _ablations(rows: Sequence[Row]) -> list[str]:
-    lines = [
-        (row.cell.data, row.cell.name, group.method, change, percent(group.mean, group.spread), str(len(group.runs)))
-        for row in rows
-        for group, change in row.ablations
-    ]
+    lines = changed_lines(rows)
     if not lines:
         return []
-    head = ("images", "cell", "method", "changed", "ours", "seeds")
     return [
         "Ablation lines and trials (the table above has the recipe of the product):",
         "",
-        *_table(head, lines, (4, 5)),
+        *_table(CHANGED, lines, CHANGED_NUMERIC),
         "",
     ]

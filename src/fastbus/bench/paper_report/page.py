@@ -10,7 +10,15 @@ from fastbus.bench.paper.draw import SCORED
 from fastbus.bench.paper_report import budget, plots
 from fastbus.bench.paper_report.markdown import TITLE
 from fastbus.bench.paper_report.notes import NOTES, remarks_of
-from fastbus.bench.paper_report.summary import HEADINGS, NUMERIC, Row, lines_of, percent
+from fastbus.bench.paper_report.summary import (
+    CHANGED,
+    CHANGED_NUMERIC,
+    HEADINGS,
+    NUMERIC,
+    Row,
+    changed_lines,
+    lines_of,
+)
 from fastbus.report.sheet import SHEET
 
 WIDER = """body { max-width: 88rem; }
@@ -68,18 +76,7 @@ def _setting(setting: str, rows: Sequence[Row]) -> str:
     lines = [line for row in rows for line in lines_of(row)]
     caption = f"{rows[0].cell.metric}, percent; mean ± standard deviation over seeds"
     remarks = remarks_of(rows)
-    changed = [
-        (
-            f"{row.cell.data} {row.cell.name}",
-            group.method,
-            change,
-            percent(group.mean, group.spread),
-            str(len(group.runs)),
-        )
-        for row in rows
-        for group, change in row.ablations
-    ]
-    head = ("cell", "method", "changed", "ours", "seeds")
+    changed = changed_lines(rows)
     alike, why = budget.budget_lines(rows), [*budget.rates_tried(rows), *budget.budget_reasons(rows)]
     return _section(
         setting,
@@ -87,7 +84,7 @@ def _setting(setting: str, rows: Sequence[Row]) -> str:
         _figures(rows),
         _table(budget.HEADINGS, alike, "All methods at one budget of views", budget.NUMERIC) if alike else "",
         _items(why) if why else "",
-        _table(head, changed, "Ablation lines and trials", (3, 4)) if changed else "",
+        _table(CHANGED, changed, "Ablation lines and trials", CHANGED_NUMERIC) if changed else "",
         f"<details>\n<summary>Draws and remarks</summary>\n{_items(remarks)}\n</details>" if remarks else "",
     )
 

@@ -236,6 +236,22 @@ SAME_VIEWS = 0.06  # what padding of bags makes of equal budgets
 NUMERIC = (3, 4, 5, 6, 7, 9, 11, 12, 13)
 
 
+CHANGED = ("images", "cell", "method", "changed", "ours", "seeds", "last weights")
+CHANGED_NUMERIC = (4, 5, 6)
+
+
+def changed_lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Ablations and trials as text, one line each."""
+    return [
+        (
+            row.cell.data, row.cell.name, group.method, change, percent(group.mean, group.spread),
+            str(len(group.runs)), f"{group.average('accuracy_last'):.2f}",
+        )
+        for row in rows
+        for group, change in row.ablations
+    ]  # fmt: skip
+
+
 def lines_of(row: Row) -> list[tuple[str, ...]]:
     """The row as text, one line a method; a cell without runs of ours keeps its line."""
     cell = row.cell
