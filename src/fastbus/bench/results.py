@@ -14,6 +14,7 @@ from typing import Any
 from fastbus.errors import DataError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+CODE = ("src", "pyproject.toml")  # what decides a measurement, beside the versions that are written down
 PACKAGES = ("fastbus", "torch", "numpy", "scikit-learn", "pytorch-lightning")
 Record = dict[str, Any]
 
@@ -79,23 +80,21 @@ def _drop_torn_line(file: Any) -> None:
 
 
 def _commit() -> str:
-    """The commit of the repository, marked where files differ from it; empty outside one.
+    """The commit of the repository, marked where code differs from it; empty outside one.
 
-    FASTBUS_COMMIT names it where only the files are at hand.
+    Lines that a run adds to results are no such difference. FASTBUS_COMMIT names it where only the files are at hand.
     """
     if named := os.environ.get("FASTBUS_COMMIT"):
         return named
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        )
+        commit = _git("rev-parse", "--short=12", "HEAD")
+        return f"{commit}-dirty" if _git("status", "--porcelain", "--", *CODE) else commit
     except (OSError, subprocess.SubprocessError):
         return ""
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=True)
     return done.stdout.strip()
 
 
