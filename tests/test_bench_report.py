@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ from fastbus.bench.paper.plan import product_job
 from fastbus.bench.paper_report.budget import budget_lines, budget_reasons, rates_tried
 from fastbus.bench.paper_report.markdown import as_markdown
 from fastbus.bench.paper_report.page import as_page
-from fastbus.bench.paper_report.summary import FORMER, best_rival, figure_text, lines_of, summarise
+from fastbus.bench.paper_report.plots import apart
+from fastbus.bench.paper_report.summary import (
+    FORMER,
+    best_rival,
+    changed_lines,
+    figure_text,
+    lines_of,
+    summarise,
+)
 from fastbus.cli import main
 from test_report_page import Page, opened
 
@@ -61,7 +70,7 @@ def test_means_deviations_and_what_stands_beside_them() -> None:
     fastbus, glws = lines_of(row)
     assert fastbus[3:10] == ("82.00 ± 2.00", "3", "81.00", "71.02 ± 0.81", "+10.98", "GLWS 68.97", "90.00")
     assert fastbus[10:] == ("wrn_28_2", "10", "2.00 M", "100")
-    assert glws[6:8] == ("68.97 ± 0.79", "−2.97") and "another schedule" in glws[9]
+    assert glws[6:8] == ("68.97 ± 0.79", "−2.97") and glws[9] == "90.00‡"
     assert [change for _, change in row.ablations] == ["mixup 0 → 0.5", "held_out 0 → 0.1"]
     assert best_rival(row.cell) == ("GLWS", 68.97)
 
@@ -190,7 +199,7 @@ def test_fewer_epochs_count_and_say_so_and_a_ceiling_may_begin_with_random_weigh
     assert row.ours is not None and row.ours.mean == 80 and row.ours.shortened == product.recipe.epochs
     assert row.ceiling is not None and row.ceiling.mean == 90
     (line,) = lines_of(row)
-    assert line[9] == "90.00 (another schedule)" and line[11] == "20"
+    assert line[9] == "90.00‡" and line[11] == "20"
     assert f"20 epochs, of which the recipe has {product.recipe.epochs}" in as_markdown([row])
     # for the method itself, random weights are another recipe
     (row,) = summarise([cell], [of_cell(80.0, "fastbus", shorter | {"pretrain": 0})])
@@ -209,6 +218,24 @@ def test_a_recipe_that_the_product_once_had_stands_before_older_ones(monkeypatch
     assert row.ours is not None and row.ours.mean == 80 and "by an earlier recipe or" in as_markdown([row])
 
 
+def test_what_changed_is_told_as_it_was_and_beside_it_how_likely_kept_labels_were() -> None:
+    kept = [{"epoch": epoch, "loss": 1.0, "accuracy": 80.0, "held_out": -1 / epoch} for epoch in (5, 10)]
+    trial = {"variant": "decided=0.4", "curve": kept, "config": {"decided": 0.4, "own": False, "held_out": 0.1}}
+    (row, *_) = summarise(CELLS, [record(80.0, config={"decided": True, "own": True}), record(70.0, **trial)])
+    (line,) = changed_lines([row])
+    assert line[0] == "1" and line[-1] == "−0.1000"
+    assert line[4] == "decided True → 0.4, held_out 0 → 0.1, own True → False"
+
+
+def test_numbers_beside_lines_do_not_touch_and_keep_their_order() -> None:
+    places = [0.0, 5.0, 0.1, 0.05, 5.0]
+    moved = apart(places, 1.0)
+    order = sorted(range(5), key=lambda at: places[at])
+    assert all(moved[above] - moved[below] >= 1 - 1e-12 for below, above in pairwise(order))
+    assert abs(sum(moved) - sum(places)) < 1e-12
+    assert apart([3.0, 1.0], 1.0) == [3.0, 1.0]
+
+
 def test_a_seed_run_twice_counts_once() -> None:
     (row, *_) = summarise(CELLS, [record(80.0), record(70.0)])
     assert row.ours is not None and row.ours.scores == [70.0] and row.ours.spread is None
@@ -219,9 +246,9 @@ def test_cells_without_runs_are_marked() -> None:
     assert text.count("official files needed") == sum(cell.data in ("cifar100", "stl10") for cell in CELLS)
     assert "| cifar10 | N=1200,K~N(5,1) | fastbus | not run | 0 |" in text
     assert "74.56 ± 0.63" in text and "trained on 15000" in text
-    assert "| cifar10 | N=800,K~N(8,1) | fastbus | mixup 0 → 0.5 | 79.00 | 1 | 78.00 |" in text
+    assert "| 1 | cifar10 | N=800,K~N(8,1) | fastbus | mixup 0 → 0.5 | 79.00 | 1 | 78.00 | – |" in text
     widths = {line.count("|") for line in text.splitlines() if line.startswith("| ") and "seconds" not in line}
-    assert widths == {15, 8}
+    assert widths == {15, 10}
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from fastbus.bench.paper_report.summary import (
     Row,
     changed_lines,
     lines_of,
+    numbered,
 )
 from fastbus.report.sheet import SHEET
 
@@ -25,7 +26,8 @@ WIDER = """body { max-width: 88rem; }
 figure.wide { max-width: none; }
 table { font-size: .82rem; }
 td, th { padding-right: .7rem; min-width: 0; white-space: nowrap; }
-thead th { white-space: normal; }
+thead th, td.words { white-space: normal; }
+td.words { min-width: 16rem; }
 """
 OVERVIEW = "Diamonds: our mean, dots: seeds. Squares: the paper's mean and deviation. Bars: true labels, same images."
 
@@ -91,15 +93,17 @@ def _setting(setting: str, rows: Sequence[Row]) -> str:
 
 def _figures(rows: Sequence[Row]) -> str:
     shown = []
+    trials = numbered(rows)
     for row in rows:
         name = "".join(letter if letter.isalnum() else "-" for letter in row.cell.title)
         if row.groups or row.ceiling:
             shown.append((f"{row.cell.data} {row.cell.name}", plots.curves(row, f"curve-{name}"),
                           "Test accuracy of the averaged weights; looked at, nothing is chosen by it."))  # fmt: skip
-        if (kept := plots.held_out(row, f"kept-{name}")) is not None:
-            shown.append(
-                (f"{row.cell.data} {row.cell.name}", kept, "Log-likelihood of weak labels that were kept back.")
-            )
+        mine = [(number, group) for number, other, group, _ in trials if other is row and group.kept_back is not None]
+        if mine:
+            kept = plots.held_out(row.cell, mine, f"kept-{name}")
+            shown.append((f"{row.cell.data} {row.cell.name}, trials", kept,
+                          "Likelihood of weak labels that were kept back; numbers as in the table below."))  # fmt: skip
     inner = "".join(
         f"<figure>\n<h3>{escape(title)}</h3>\n{svg}\n<figcaption>{escape(caption)}</figcaption>\n</figure>\n"
         for title, svg, caption in shown
@@ -121,7 +125,10 @@ def _items(texts: Iterable[str]) -> str:
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]], caption: str, numeric: Sequence[int]) -> str:
-    kind = [' class="number"' if column in numeric else "" for column in range(len(head))]
+    kind = [
+        ' class="words"' if name == "changed" else ' class="number"' if column in numeric else ""
+        for column, name in enumerate(head)
+    ]
     top = "".join(f'<th scope="col"{kind[i]}>{escape(text)}</th>' for i, text in enumerate(head))
     body = "".join(
         "<tr>" + "".join(f"<td{kind[i]}>{escape(text)}</td>" for i, text in enumerate(line)) + "</tr>\n"

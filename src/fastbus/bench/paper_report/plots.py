@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
+from fastbus.bench.paper.grid import Cell
 from fastbus.bench.paper.methods import OWN
 from fastbus.bench.paper_report.summary import Group, Row
 from fastbus.report.style import MAIN, QUIET, SECOND, SERIES, THIRD, WIDTH, inline_svg, plotting
+
+NUMBER = 0.11  # inches that a line's number takes
 
 
 def overview(rows: Sequence[Row]) -> str:
@@ -57,25 +61,33 @@ def curves(row: Row, name: str) -> str:
         return inline_svg(figure, name, f"Learning curves of {row.cell.title}")
 
 
-def held_out(row: Row, name: str) -> str | None:
-    """Log-likelihood of the weak labels that were kept back, where some were."""
-    groups = [
-        (group, change)
-        for group, change in row.ablations
-        if any("held_out" in point for point in group.runs[0]["curve"])
-    ]
-    if not groups:
-        return None
+def held_out(cell: Cell, groups: Sequence[tuple[int, Group]], name: str) -> str:
+    """Log-likelihood of the weak labels that were kept back, each line with its number at its end."""
     with plotting() as Figure:  # noqa: N806
-        figure = Figure(figsize=(WIDTH, 2.5))
+        height = max(2.0, NUMBER * len(groups))
+        figure = Figure(figsize=(WIDTH, height + 0.5))
         axes = figure.add_subplot()
-        for at, (group, change) in enumerate(groups):
-            _lines(axes, group, (THIRD, *SERIES)[at % len(SERIES)], f"{group.method}, {change}", "held_out")
+        for at, (_, group) in enumerate(groups):
+            _lines(axes, group, SERIES[at % len(SERIES)], "", "held_out")
+        low, high = axes.get_ylim()
+        ends = [group.kept_back or 0.0 for _, group in groups]
+        for at, place in enumerate(apart(ends, (high - low) * NUMBER / height)):
+            axes.annotate(str(groups[at][0]), (1.0, place), xytext=(4, 0), textcoords="offset points", va="center",
+                          fontsize=7, color=SERIES[at % len(SERIES)], annotation_clip=False)  # fmt: skip
         axes.set_xlabel("share of the epochs")
         axes.set_ylabel("nats a bag")
-        axes.legend(loc="lower right")
         axes.grid()
-        return inline_svg(figure, name, f"Held-out weak labels of {row.cell.title}")
+        return inline_svg(figure, name, f"Held-out weak labels of {cell.title}")
+
+
+def apart(places: Sequence[float], least: float) -> list[float]:
+    """Nearly the same places, none nearer than `least` to the next: those in the way are pushed up, then all down."""
+    order = sorted(range(len(places)), key=lambda at: places[at])
+    moved = list(places)
+    for below, above in pairwise(order):
+        moved[above] = max(moved[above], moved[below] + least)
+    shift = sum(moved[at] - places[at] for at in order) / max(1, len(order))
+    return [place - shift for place in moved]
 
 
 def _lines(axes: Any, group: Group, colour: str, label: str, field: str = "accuracy") -> None:

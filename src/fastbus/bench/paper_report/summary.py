@@ -104,6 +104,12 @@ class Group(NamedTuple):
         names = {name: key for key, name in PAPER_NAMES.items()}
         return self.cell.paper.get(names.get(self.method, ""))
 
+    @property
+    def kept_back(self) -> float | None:
+        """The likelihood at the end of weak labels that were kept back, nats a bag; None where none were."""
+        found = [value for run in self.runs if (value := run["curve"][-1].get("held_out")) is not None]
+        return float(np.mean(found)) if found else None
+
     def average(self, field: str) -> float:
         return float(np.mean([run[field] for run in self.runs]))
 
@@ -207,7 +213,7 @@ def difference(group: Group, main: Group | None) -> str:
 
 def _shown(value: Any, beside: Any) -> str:
     """A switch that is off is False beside one that is on, not 0."""
-    return str(bool(value) if isinstance(beside, bool) else value)
+    return str(False if not value and isinstance(beside, bool) else value)
 
 
 def best_rival(cell: Cell) -> tuple[str, float] | None:
@@ -232,23 +238,30 @@ HEADINGS = (
     "ceiling", "network", "epochs", "views", "seconds",
 )  # fmt: skip
 SCHEDULE = ("backbone", "rows", "learning_rate", "weight_decay", "warmup", "schedule", "decay")
+UNLIKE = "‡"
 SAME_VIEWS = 0.06  # what padding of bags makes of equal budgets
 NUMERIC = (3, 4, 5, 6, 7, 9, 11, 12, 13)
 
 
-CHANGED = ("images", "cell", "method", "changed", "ours", "seeds", "last weights")
-CHANGED_NUMERIC = (4, 5, 6)
+CHANGED = ("no.", "images", "cell", "method", "changed", "ours", "seeds", "last weights", "labels kept back")
+CHANGED_NUMERIC = (0, 5, 6, 7, 8)
+
+
+def numbered(rows: Sequence[Row]) -> list[tuple[int, Row, Group, str]]:
+    """Ablations and trials of a setting, with the numbers by which pictures name them and what they change."""
+    every = [(row, group, change) for row in rows for group, change in row.ablations]
+    return [(number, *entry) for number, entry in enumerate(every, 1)]
 
 
 def changed_lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Ablations and trials as text, one line each."""
     return [
         (
-            row.cell.data, row.cell.name, group.method, change, percent(group.mean, group.spread),
+            str(number), row.cell.data, row.cell.name, group.method, change, percent(group.mean, group.spread),
             str(len(group.runs)), f"{group.average('accuracy_last'):.2f}",
+            "–" if (kept := group.kept_back) is None else f"{kept:.4f}".replace("-", "−"),
         )
-        for row in rows
-        for group, change in row.ablations
+        for number, row, group, change in numbered(rows)
     ]  # fmt: skip
 
 
@@ -279,9 +292,9 @@ def lines_of(row: Row) -> list[tuple[str, ...]]:
 
 
 def _ceiling(group: Group, ceiling: Group | None) -> str:
-    """Marked where network or schedule differ, so that it is none for these runs."""
+    """Marked where network, views or schedule differ, so that it is none for these runs."""
     if ceiling is None:
         return "not run"
     same = all(group.config.get(name) == ceiling.config.get(name) for name in SCHEDULE)
     same = same and abs(group.spent("views") / ceiling.spent("views") - 1) <= SAME_VIEWS
-    return percent(ceiling.mean, ceiling.spread) + ("" if same else " (another schedule)")
+    return percent(ceiling.mean, ceiling.spread) + ("" if same else UNLIKE)
