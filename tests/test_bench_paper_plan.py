@@ -31,6 +31,13 @@ def test_a_plan_is_run_in_its_order_and_goes_on(tmp_path: Path, capsys: pytest.C
         assert [(record["setting"], record["seed"]) for record in records] == expected
         assert all(record["config"]["epochs"] == 1 for record in records)
     assert len((tmp_path / "paper-tiny.jsonl").read_text(encoding="utf-8").splitlines()) == 3
+    assert main([*flags, "--list"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [(entry["setting"], entry["seed"]) for entry in listed] == expected
+    for entry, record in zip(listed, records, strict=True):
+        assert entry["done"] and entry["fingerprint"] == record["fingerprint"]
+        assert entry["recipe"].items() <= record["config"].items()
+        assert 0.5 < entry["views"] / record["views"] < 1.5  # bags do not fill every batch
 
 
 def test_the_list_says_what_is_changed_and_how_much_there_is_to_do(

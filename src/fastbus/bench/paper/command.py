@@ -66,7 +66,9 @@ def _add_circumstances(parser: Any) -> None:
     parser.add_argument("--out", metavar="DIR", default="results", help="folder of the results (default: results)")
     parser.add_argument("--tiny", action="store_true", help="one small cell of every setting, by default on digits")
     parser.add_argument("--list", action="store_true", help="show the cells, their recipes and what is done; run none")
-    parser.add_argument("--json", action="store_true", help="print the runs asked for as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print the runs asked for as JSON, with --list their recipes"
+    )
 
 
 def run(options: Any) -> int:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fastbus.bench.paper.choices import read_choices, without_choice
-from fastbus.bench.paper.draw import expected_size
 from fastbus.bench.paper.grid import Cell, read_grid, select, tiny_cells
+from fastbus.bench.paper.listing import console, named, print_jobs
 from fastbus.bench.paper.methods import choose
-from fastbus.bench.paper.plan import Job, job_key, plan_jobs, views_of_an_epoch
+from fastbus.bench.paper.plan import Job, job_key, plan_jobs
 from fastbus.bench.paper.pool import run_jobs
 from fastbus.bench.paper.rates import Rates, rates_of
 from fastbus.bench.paper.run import Place
@@ -24,7 +24,6 @@ from fastbus.errors import InputError
 LOG, TINY_LOG = "paper.jsonl", "paper-tiny.jsonl"
 FIELDS = {"setting", "data", "cell", "method", "seed", "fingerprint", "accuracy", "curve", "config", "seconds"}
 TINY_HELD_OUT = 0.1
-WIDTH = 150  # of tables in files and pipes
 
 
 def read_runs(path: Path) -> list[Record]:
@@ -40,7 +39,7 @@ def show_paper(options: Any) -> int:
     jobs = _jobs(options, rates_of(records))
     done = {job_key(record) for record in records}
     if options.list:
-        _list(jobs, done)
+        print_jobs(jobs, done, options.json)
         return 0
     todo = [job for job in jobs if job.key not in done]
     place = Place(
@@ -123,50 +122,6 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _console() -> Any:
-    from rich.console import Console
-
-    stdout = Console()
-    return Console(width=None if stdout.is_terminal else WIDTH)
-
-
-def _list(jobs: Sequence[Job], done: set[tuple[str, int]]) -> None:
-    from rich.table import Table
-
-    table = Table(title="The grid", caption="paper: accuracy of its FastBUS in percent, or the letter of a note")
-    for heading in ("setting", "data", "cell", "method", "network", "epochs", "seed", "done", "paper"):
-        table.add_column(heading, overflow="fold")
-    reasons: dict[str, str] = {}
-    for job in jobs:
-        cell = job.cell
-        figure = cell.paper.get("FastBUS")
-        told = f"{figure[0]:.2f} ± {figure[1]:.2f}" if figure else ""
-        if not figure and cell.without:
-            told = reasons.setdefault(cell.without, chr(ord("a") + len(reasons)))
-        network, epochs = job.recipe.backbone, str(job.recipe.epochs)
-        state = "yes" if job.key in done else ""
-        table.add_row(
-            cell.setting, cell.data, cell.name, _named(job.method, job.variant), network, epochs, str(job.seed), state,
-            told,
-        )  # fmt: skip
-    console = _console()
-    console.print(table)
-    lacking = [job for job in jobs if job.key not in done]
-    before = {work.fingerprint: work for job in lacking if (work := job.pretraining) is not None}
-    views = sum(job.recipe.epochs * views_of_an_epoch(job.cell, job.recipe, job.method) for job in lacking)
-    views += sum(2 * work.recipe.pretrain * expected_size(work.cell)[0] for work in before.values())
-    console.print(f"{len(lacking)} of {len(jobs)} runs are still to be done, {views / 1e6:.0f} million views in all")
-    for reason, letter in reasons.items():
-        console.print(f"{letter}: {reason}")
-
-
-def _named(method: str, variant: str) -> str:
-    """For a table, which takes words in brackets for styles."""
-    from rich.markup import escape
-
-    return escape(f"{method} [{variant}]") if variant else method
-
-
 def _print(records: Sequence[Record]) -> None:
     from rich.table import Table
 
@@ -175,9 +130,9 @@ def _print(records: Sequence[Record]) -> None:
         table.add_column(heading, overflow="fold")
     for record in records:
         table.add_row(
-            record["setting"], record["data"], record["cell"], _named(record["method"], record["variant"]),
+            record["setting"], record["data"], record["cell"], named(record["method"], record["variant"]),
             str(record["seed"]), record["metric"],
             f"{record['accuracy']:.2f}", f"{record['accuracy_last']:.2f}", f"{record['seconds']:.1f}",
             f"{record['images_per_second']:,.0f}",
         )  # fmt: skip
-    _console().print(table)
+    console().print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -101,19 +102,19 @@ def _lines(axes: Any, group: Group, colour: str, label: str, field: str = "accur
 def rivals(rows: Sequence[Row]) -> str | None:
     """Every method at one budget, cell by cell, the best first: ours, other methods, true labels, the paper's figures.
 
-    Of a cell with several budgets the largest one.
+    Of a cell with several budgets the one that most methods were run at, of equal ones the largest.
     """
     shown = [row for row in rows if any(group.method not in OWN for group in row.alike)]
     if not shown:
         return None
-    most = max(len(_largest(row)) for row in shown)
+    most = max(len(_most_methods(row)) for row in shown)
     with plotting() as Figure:  # noqa: N806
         columns = min(2, len(shown))
         lines = -(-len(shown) // columns)
         figure = Figure(figsize=(WIDTH * columns, lines * (0.9 + 0.24 * most)), layout="constrained")
         for at, row in enumerate(shown):
             axes = figure.add_subplot(lines, columns, at + 1)
-            groups = _largest(row)
+            groups = _most_methods(row)
             for place, group in enumerate(groups):
                 colour = {"fastbus": MAIN, "supervised": QUIET}.get(group.method, THIRD)
                 axes.plot(group.scores, [place] * len(group.scores), "o", color=colour, ms=3, alpha=0.4)
@@ -129,6 +130,7 @@ def rivals(rows: Sequence[Row]) -> str | None:
         return inline_svg(figure, "rivals", "All methods at one budget of views, cell by cell")
 
 
-def _largest(row: Row) -> list[Group]:
-    budget = max(group.budget or 0 for group in row.alike)
+def _most_methods(row: Row) -> list[Group]:
+    budgets = Counter(group.budget or 0 for group in row.alike)
+    budget = max(budgets, key=lambda views: (budgets[views], views))
     return [group for group in row.alike if group.budget == budget]
