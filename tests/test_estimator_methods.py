@@ -11,7 +11,7 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.preprocessing import StandardScaler
 
-from fastbus import NoisyLabel, PositiveUnlabeled, WeakClassifier
+from fastbus import NoisyLabel, PositiveUnlabeled, WeakClassifier, weaken
 from fastbus.cli import main
 from fastbus.errors import InputError
 
@@ -41,6 +41,21 @@ def test_two_networks_learn_a_table() -> None:
     said = np.where(rng.random(len(CULTIVAR)) < 0.2, (CULTIVAR + rng.integers(1, 3, len(CULTIVAR))) % 3, CULTIVAR)
     clf = WeakClassifier(NoisyLabel(rate=0.2), method="dividemix", epochs=12, random_state=0).fit(rows, said)
     assert clf.score(rows, CULTIVAR) > 0.9
+
+
+def test_what_a_rival_does_without_is_estimated_to_read_its_predictions_and_nothing_else() -> None:
+    rows = StandardScaler().fit_transform(WINE)
+    said = weaken(NoisyLabel(rate=0.2), CULTIVAR, rng=0)
+    common: dict[str, Any] = {"method": "elr", "epochs": 4, "random_state": 0}
+    alone, told = (WeakClassifier(rule, **common).fit(rows, said) for rule in (NoisyLabel(), NoisyLabel(rate=0.2)))
+    assert np.array_equal(alone.predict_proba(rows), told.predict_proba(rows))  # its training knows nothing of it
+    assert isinstance(alone.supervision_, NoisyLabel) and alone.supervision_.transition is not None
+    assert 0.5 < alone.supervision_.transition.diagonal().mean() < 1
+    assert (alone.posterior(rows, said).argmax(1) == CULTIVAR).mean() > 0.8
+    weak, prior = positive_unlabeled()
+    clf = WeakClassifier("positive_unlabeled", method="nnpu", method_options={"prior": prior}, epochs=4, random_state=0)
+    assert isinstance(clf.fit(X, weak).supervision_, PositiveUnlabeled) and clf.supervision_.prior == prior
+    assert clf.posterior(X, weak)[weak == 1, 1].min() == 1
 
 
 def test_dropout_of_a_rival_repeats_itself_and_leaves_the_callers_numbers_alone() -> None:
@@ -99,6 +114,10 @@ def test_the_command_line_takes_a_method(tmp_path: Path, capsys: pytest.CaptureF
     flags = ["fit", str(table), "--supervision", "noisy_label", "--option", "rate=0.1", "--epochs", "10", "--quiet"]
     assert main([*flags, "--method", "forward", "--out", str(tmp_path / "run")]) == 0
     assert json.loads((tmp_path / "run" / "model.json").read_text())["options"]["method"] == "forward"
+    for method, facts in (("elr", []), ("forward", ["--method-option", "noise_rate=0.1"])):  # no rate in the rule
+        out = tmp_path / method
+        assert main([*flags[:4], *flags[6:], "--method", method, *facts, "--out", str(out)]) == 0
+        assert (out / "report.html").is_file()
     capsys.readouterr()
     assert main([*flags, "--method", "upu", "--out", str(tmp_path / "other")]) == 2
     assert "upu on noisy_label" in capsys.readouterr().err

@@ -38,7 +38,7 @@ from fastbus.learner_defaults import (
 from fastbus.learner_estimates import kept_or_estimated
 from fastbus.learner_export import export_onnx, export_torch
 from fastbus.learner_files import load_classifier, save_classifier
-from fastbus.learner_images import OWN_METHOD, image_recipe, method_objective
+from fastbus.learner_images import OWN_METHOD, image_recipe, method_objective, told_supervision
 from fastbus.learner_inputs import as_rows, in_known_layout, learn_scale, training_inputs
 from fastbus.learner_plugs import make_class_loop, make_evolution, to_be_learned
 from fastbus.models.backbone import Backbone
@@ -215,21 +215,24 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         training, held_out = split_bags(whole, config.held_out, seed)
         # made when it is asked for: complaints of weak labels should not wait for a long pretraining
         first = cache(partial(self._first_network, recipe, training, views, seed))
+        told = told_supervision(supervision, self.get_params(deep=False))
         self.supervision_ = kept_or_estimated(
-            supervision,
+            told,
             self.folder,
             self._resumes(self.folder),
             partial(self._with_known_noise, whole, recipe, config, views, seed, first),
+            optional=rivals,
         )
-        whole, training = (supervised_by(part, self.supervision_) for part in (whole, training))
+        # what a rival is not told, it learns in its own way: the estimate is for reading its predictions alone
+        whole, training = (supervised_by(part, told if rivals else self.supervision_) for part in (whole, training))
         held_out = None if held_out is None else supervised_by(held_out, self.supervision_)
         largest = int(whole.sizes.max())
         self.class_loop_ = make_class_loop(self.class_loop, training, largest, self.head, self.n_outputs_)
         # every weak label is read once before training, so that a complaint names the caller's bag
         with torch.no_grad():
             zeros = torch.zeros(len(rows), self.n_outputs_)
-            told = supervised_by(whole, readable(whole.supervision))  # a rival may do without a prior
-            infer_set(told, zeros, grouped.ids, **self._inference(), rank=self.rank)
+            read = supervised_by(whole, readable(whole.supervision))  # a rival may do without a prior
+            infer_set(read, zeros, grouped.ids, **self._inference(), rank=self.rank)
         if recipe is not None:
             assert views is not None, "a recipe asks for views"
             result, self.evolution_ = self._train_by(recipe, training, views, seed, first), None
@@ -311,8 +314,6 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         """The supervision, its confusion matrices and its share of positives estimated where they are not known."""
         if recipe is None:
             return with_known_noise(data, len(self.classes_), seed, self._out_of_fold(config, views))
-        if self.method != OWN_METHOD:  # what a rival does not know, it learns in its own way
-            return data.supervision
         options: dict[str, Any] = {
             "recipe": recipe, "seed": seed, "device": str(device_of(self.device)), "views": views,
         }  # fmt: skip

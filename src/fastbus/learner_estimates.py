@@ -18,15 +18,23 @@ ESTIMATE = "estimate.safetensors"
 
 
 def kept_or_estimated(
-    given: Supervision, folder: str | None, resumes: bool, estimate: Callable[[], Supervision]
+    given: Supervision, folder: str | None, resumes: bool, estimate: Callable[[], Supervision], optional: bool = False
 ) -> Supervision:
-    """The supervision with all that it needs known: itself, or as the resumed run has it, or as `estimate` says."""
+    """The supervision with all that it needs known: itself, or as the resumed run has it, or as `estimate` says.
+
+    optional: whether training can do without, so that it stays as it is where too little is there to estimate from.
+    """
     if not needs_estimate(given):
         return given
     path = None if folder is None else Path(folder) / ESTIMATE
     if path is not None and resumes and path.is_file():
         return _read(path)
-    found = estimate()
+    try:
+        found = estimate()
+    except InputError:
+        if not optional:
+            raise
+        return given
     tree = describe_supervision(found)
     if path is not None and found is not given and "own" not in tree:  # no file holds a rule of the caller's
         write_checkpoint({"supervision": tree}, path)

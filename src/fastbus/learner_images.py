@@ -12,8 +12,12 @@ from fastbus.learner_defaults import device_of
 from fastbus.learner_inputs import is_image
 from fastbus.methods.registry import check_fit, get_method, objective_of
 from fastbus.models.backbone import Backbone
+from fastbus.supervision.base import Supervision
+from fastbus.supervision.imperfect import NoisyLabel
+from fastbus.supervision.incomplete import PositiveUnlabeled
 from fastbus.training.bag_set import BagSet
 from fastbus.training.image_run import ImageRun
+from fastbus.training.noise import needs_estimate
 from fastbus.training.recipes import UNNORMALISED, Recipe, recipe_for, unaided
 from fastbus.training.step_objective import StepObjective
 
@@ -86,6 +90,19 @@ def method_objective(parameters: dict[str, Any]) -> Callable[[ImageRun], StepObj
     if options is not None and not isinstance(options, dict):
         raise InputError(f"method_options={options!r}; expected a mapping of facts. Pass e.g. {{'prior': 0.4}}.")
     return objective_of(parameters["method"], **(options or {}))
+
+
+def told_supervision(supervision: Supervision, parameters: dict[str, Any]) -> Supervision:
+    """The supervision with the facts that a competing method is told, where it does not hold them itself."""
+    if method_objective(parameters) is None:  # which complains of facts that are none
+        return supervision
+    told = parameters["method_options"] or {}
+    if needs_estimate(supervision):
+        if isinstance(supervision, PositiveUnlabeled) and told.get("prior") is not None:
+            return PositiveUnlabeled(told["prior"], constraint=supervision.constraint)
+        if isinstance(supervision, NoisyLabel) and told.get("noise_rate") is not None:
+            return NoisyLabel(rate=told["noise_rate"])
+    return supervision
 
 
 def _obstacle(parameters: dict[str, Any], data: BagSet, num_outputs: int) -> str | None:
