@@ -23,6 +23,7 @@ from fastbus.bench.paper.pool import run_jobs
 from fastbus.bench.paper.run import Place, work
 from fastbus.bench.paper.sets import SETS, Images, load_set
 from fastbus.bench.paper.show import TINY_LOG, read_runs
+from fastbus.bench.results import alone_in
 from fastbus.cli import main
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -342,6 +343,47 @@ def test_no_device_is_touched_before_a_run_begins(tmp_path: Path, capsys: pytest
     assert not torch.cuda.is_initialized()
 
 
+def test_numbers_are_read_as_people_write_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["bench", "paper", "--list", "--json", "--out", str(tmp_path), "--settings", "partial_label"]
+    assert main([*flags, "--dataset", "cifar10", "--set", "learning_rate=1e-3", "own=true", "decided=.4"]) == 0
+    told = capsys.readouterr()
+    recipe = json.loads(told.out)[0]["recipe"]
+    assert (recipe["learning_rate"], recipe["own"], recipe["decided"]) == (0.001, True, 0.4) and not told.err
+    assert main([*flags, "--methods", "fastbus", "majority_vote"]) == 0
+    assert "no cell for majority_vote among those chosen" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "paper", "--tiny", "--out", str(tmp_path), "--device", "cuda"]) == 2
+    assert 'device="cuda" without one' in (told := capsys.readouterr().err) and len(told.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_time_limit_says_when_to_call_again_and_when_it_is_no_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*flags(tmp_path)[:-5], "--settings", "partial_label", "--set", "epochs=3000"]
+    assert main([*command, "--time-limit", "1"]) == 2
+    assert "--time-limit is over before a run may begin; expected 20 seconds" in capsys.readouterr().err
+    assert main([*command, "--time-limit", "27"]) == 3
+    assert "1 of 1 runs are not finished: call again to go on" in capsys.readouterr().err
+    assert len(list((tmp_path / "unfinished").glob("*.safetensors"))) == 1
+
+
+def test_places_that_cannot_be_written_to_are_refused_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for flag, place in (("--out", "/proc/nothing"), ("--checkpoints", str(tmp_path / "file"))):
+        assert main([*flags(tmp_path / "a"), flag, place]) == 2
+        assert place in (told := capsys.readouterr().err) and len(told.splitlines()) == 1
+    with alone_in(tmp_path / "a" / "unfinished", "--checkpoints"):
+        assert main(flags(tmp_path / "a")) == 2
+    assert "another call is at work there" in capsys.readouterr().err
+    assert not (tmp_path / "a" / "paper-tiny.jsonl").exists()
+
+
 @pytest.mark.parametrize(
     "flag",
     [
@@ -352,6 +394,8 @@ def test_no_device_is_touched_before_a_run_begins(tmp_path: Path, capsys: pytest
         ["--set", "epochs"],
         ["--set", "colour=3"],
         ["--set", "epochs=no"],
+        ["--set", "epochs=1", "epochs=2"],
+        ["--set", "backbone=resnet"],
         ["--held-out", "1"],
         ["--seeds", "0"],
         ["--settings", "partial_label", "--cells", "N_pos=250"],

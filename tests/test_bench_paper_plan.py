@@ -62,6 +62,11 @@ def test_the_list_says_what_is_changed_and_how_much_there_is_to_do(
         ("--settings 'partial_label", [], "line 1"),
         ("--workers 3", [], "line 1"),
         ("# nothing", [], "no line with flags"),
+        (
+            "--settings partial_label\n--settings partial_label --set colour=1",
+            [],
+            "line 2: an entry of the recipe='colour'",
+        ),
         ("--settings partial_label", ["--methods", "all"], "--plan with --methods"),
         ("--settings partial_label", ["--held-out", "0.1"], "--plan with --held-out"),
     ],

@@ -46,12 +46,15 @@ def test_trials_of_other_networks_budgets_and_methods_do_not_count() -> None:
         trial(0.01, -0.1, budget=None),
         trial(0.01, -0.1, config={"backbone": "lenet5"}),
         trial(0.01, -0.1, config={"held_out": 0.0}),
+        trial(0.01, -0.1, config={"held_out": 0.2}),
+        trial(0.01, -0.1, config={"mixup": 0.5}),
+        trial(0.01, -0.1, budget=2000),  # a larger budget, but a single rate
         trial(0.01, -0.1, cell=OTHER),
     ]
     assert rates_of([*others, *mine])(CELL, "cc", RECIPE) == 0.1
     assert rates_of(mine)(OTHER, "cc", RECIPE) == 0.1  # a cell without trials goes by those of its neighbour
     for few in ([], mine[:1], [trial(0.1, -0.5, data="mnist"), trial(0.03, -0.4, data="mnist")]):
-        with pytest.raises(InputError, match=r"cc on .* has trials at [01] learning rates; expected 2 or more"):
+        with pytest.raises(InputError, match=r"cc on .* has trials at [01] learning rates by the recipe of this"):
             rates_of(few)(CELL, "cc", RECIPE)
 
 

@@ -40,7 +40,7 @@ def record(accuracy: float, seed: int = 0, method: str = "fastbus", **changes: A
         "setting": "multi_instance", "data": "cifar10", "cell": "N=800,K~N(8,1)", "method": method, "variant": "",
         "seed": seed, "fingerprint": json.dumps([method, config]), "metric": "balanced accuracy", "accuracy": accuracy,
         "accuracy_last": accuracy - 1, "curve": curve, "seconds": 100.0, "views": 2_000_000, "config": config,
-        "facts": {"mean size": 8.01, "replaced": False}, "scorer": None, "device": "a device",
+        "images_per_second": 2e4, "facts": {"mean size": 8.01, "replaced": False}, "scorer": None, "device": "a device",
     }  # fmt: skip
     return line | changes
 
@@ -68,7 +68,7 @@ def test_means_deviations_and_what_stands_beside_them() -> None:
     assert row.ours is not None and row.ceiling is not None
     assert row.ours.mean == 82 and row.ours.spread == 2 and row.ours.paper == (71.02, 0.81)
     fastbus, glws = lines_of(row)
-    assert fastbus[3:10] == ("82.00 ± 2.00", "3", "81.00", "71.02 ± 0.81", "+10.98", "GLWS 68.97", "90.00")
+    assert fastbus[3:10] == ("82.00 ± 2.00§", "3", "81.00", "71.02 ± 0.81", "+10.98", "GLWS 68.97", "90.00")
     assert fastbus[10:] == ("wrn_28_2", "10", "2.00 M", "100")
     assert glws[6:8] == ("68.97 ± 0.79", "−2.97") and glws[9] == "90.00‡"
     assert [change for _, change in row.ablations] == ["mixup 0 → 0.5", "held_out 0 → 0.1"]
@@ -168,7 +168,7 @@ def test_the_recipe_of_the_product_counts_however_it_was_asked_for() -> None:
     later = record(85.0, config={"epochs": 99})
     (row, *_) = summarise(CELLS, [trial, later])
     assert row.ours is not None and row.ours.mean == 70
-    assert len(row.ablations) == 1 and "earlier recipe" not in as_markdown([row])
+    assert len(row.ablations) == 1 and "by an earlier recipe or" not in as_markdown([row])
     (row, *_) = summarise(CELLS, [later])
     assert row.ours is not None and row.ours.mean == 85 and "by an earlier recipe or" in as_markdown([row])
     same = record(75.0, variant="epochs=200", fingerprint="other", config=product.recipe.as_dict())  # but for its data
@@ -229,11 +229,13 @@ def test_what_changed_is_told_as_it_was_and_beside_it_how_likely_kept_labels_wer
 
 def test_numbers_beside_lines_do_not_touch_and_keep_their_order() -> None:
     places = [0.0, 5.0, 0.1, 0.05, 5.0]
-    moved = apart(places, 1.0)
+    moved = apart(places, 1.0, -9.0, 9.0)
     order = sorted(range(5), key=lambda at: places[at])
     assert all(moved[above] - moved[below] >= 1 - 1e-12 for below, above in pairwise(order))
     assert abs(sum(moved) - sum(places)) < 1e-12
-    assert apart([3.0, 1.0], 1.0) == [3.0, 1.0]
+    assert moved[1] - moved[4] in (1.0, -1.0) and sorted((moved[1], moved[4])) == [4.5, 5.5]  # a crowd of its own
+    assert apart([3.0, 1.0], 1.0, 0.0, 9.0) == [3.0, 1.0]
+    assert apart(places, 1.0, 0.0, 5.0) == [0.0, 4.0, 2.0, 1.0, 5.0]  # all of them between low and high
 
 
 def test_a_seed_run_twice_counts_once() -> None:
@@ -277,8 +279,9 @@ def test_it_opens_in_a_browser(folder: Path, tmp_path: Path) -> None:
 def test_a_report_without_any_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "paper.jsonl").touch()
     assert main(["bench", "report", "--results", str(tmp_path), "--dataset", "cifar10"]) == 0
-    assert capsys.readouterr().out.split() == [str(tmp_path / "paper.md"), str(tmp_path / "paper.html")]
-    text = (tmp_path / "paper.md").read_text(encoding="utf-8")
+    pages = [tmp_path / "paper-cifar10.md", tmp_path / "paper-cifar10.html"]  # a part does not replace the whole
+    assert capsys.readouterr().out.split() == [str(page) for page in pages]
+    text = pages[0].read_text(encoding="utf-8")
     assert text.count("| not run |") == 20 and "mnist" not in text.partition("## ")[2]
 
 

@@ -1,4 +1,7 @@
-"""Files of results: one JSON line a measurement, with the machine and the versions it was made on."""
+"""Files of results: one JSON line a measurement, with the machine and the versions it was made on.
+
+Several processes may add lines to one file: each holds a lock while it writes.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,18 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from fastbus.errors import DataError
+
+try:
+    import fcntl
+except ImportError:  # no locks of this kind on Windows
+    fcntl = None  # type: ignore[assignment]
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CODE = ("src", "pyproject.toml")  # what decides a measurement, beside the versions that are written down
@@ -44,7 +54,7 @@ def read_lines(path: Path, fields: set[str]) -> list[Record]:
     if not path.is_file():
         return []
     records = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], 1):
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
             record = json.loads(line)
         except ValueError:
@@ -57,12 +67,66 @@ def read_lines(path: Path, fields: set[str]) -> list[Record]:
 
 def append_record(path: Path, record: Record) -> None:
     """Add one line, on the disk before the next measurement begins."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+b") as file:
-        _drop_torn_line(file)
-        file.write(json.dumps(record).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a+b") as file, _locked(file):
+            _drop_torn_line(file)
+            file.write(json.dumps(record).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as problem:
+        raise DataError(
+            f"{path}: {problem.strerror or problem}; expected room for one more line. Make room, or choose another "
+            "folder by --out."
+        ) from None
+
+
+def check_writable(path: Path) -> None:
+    """Complain of a file that no line can be added to, before anything is measured; a new one stays unmade."""
+    existed = path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as problem:
+        raise DataError(
+            f"{path}: {problem.strerror or problem}; expected a file that lines can be added to. Choose another folder."
+        ) from None
+
+
+@contextmanager
+def alone_in(folder: Path, flag: str) -> Iterator[None]:
+    """Keep a folder to oneself while something runs; where another process has it, an error. A lock dies with us."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        place = os.open(folder, os.O_RDONLY)
+    except OSError as problem:
+        raise DataError(
+            f"{folder}: {problem.strerror or problem}; expected a folder to write to. Choose another by {flag}."
+        ) from None
+    try:
+        if not os.access(folder, os.W_OK):
+            raise DataError(f"{folder}: read-only; expected a folder to write to. Choose another by {flag}.")
+        if fcntl is not None:
+            try:
+                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DataError(
+                    f"{folder}: another call is at work there; expected one at a time. Wait for it, or choose another "
+                    f"folder by {flag}."
+                ) from None
+        yield
+    finally:
+        os.close(place)
+
+
+@contextmanager
+def _locked(file: Any) -> Iterator[None]:
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX)  # closing the file opens it
+    yield
 
 
 def count_flag(text: str | int) -> int:

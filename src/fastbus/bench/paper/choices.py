@@ -25,18 +25,23 @@ class _Line(argparse.ArgumentParser):
         )
 
 
-def read_choices(path: Path) -> list[Any]:
-    """The options of every line; empty lines and those that begin with # are left out."""
+def read_choices(path: Path) -> list[tuple[str, Any]]:
+    """Where each line stands and its options; empty lines and those that begin with # are left out."""
     choices = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        parser = _Line(prog=f"{path}, line {number}", add_help=False, allow_abbrev=False)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: bytes that are no UTF-8; expected a text file of flags. Save it as UTF-8.") from None
+    for number, line in enumerate(lines, 1):
+        where = f"{path}, line {number}"
+        parser = _Line(prog=where, add_help=False, allow_abbrev=False)
         add_choice(parser)
         try:
             words = shlex.split(line, comments=True)
         except ValueError as problem:
             parser.error(str(problem))
         if words:
-            choices.append(parser.parse_args(words))
+            choices.append((where, parser.parse_args(words)))
     if not choices:
         raise InputError(f"{path}: no line with flags; expected one at least. Write e.g. --settings semi_supervised.")
     return choices

@@ -20,7 +20,8 @@ examples:
   fastbus bench paper --plan night.txt --images DIR --device cuda --workers 6 --time-limit 570
 
 Every finished run is a line of paper.jsonl in the folder --out and is not run again; what --time-limit cuts short goes
-on from its checkpoint when called again. fastbus bench report turns the lines into a table and a page.
+on from its checkpoint when called again; the exit code is 3 then. fastbus bench report turns the lines into a table
+and a page.
 """
 
 
@@ -47,7 +48,7 @@ def add_choice(parser: Any) -> None:
     parser.add_argument(
         "--tuned", action="store_true", help="each method at the learning rate that its trials with --held-out prefer"
     )
-    parser.add_argument("--held-out", type=_share, default=0.0, help="share of the weak labels kept back (default: 0)")
+    parser.add_argument("--held-out", type=_share, help="share of the weak labels kept back (default: 0)")
 
 
 def _add_circumstances(parser: Any) -> None:

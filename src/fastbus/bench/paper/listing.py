@@ -72,7 +72,7 @@ def _print_table(jobs: Sequence[Job], done: set[tuple[str, int]]) -> None:
         if not figure and cell.without:
             told = reasons.setdefault(cell.without, chr(ord("a") + len(reasons)))
         table.add_row(
-            cell.setting, cell.data, cell.name, named(job.method, job.variant), job.recipe.backbone,
+            cell.setting, cell.data, cell.name, named(job.method, job.told), job.recipe.backbone,
             str(job.recipe.epochs), str(job.seed), "yes" if job.key in done else "", told,
         )  # fmt: skip
     wide = console()

@@ -96,7 +96,7 @@ def choose(names: Sequence[str] | None) -> list[str]:
     if names is None:
         return ["fastbus"]
     known = (*OWN, *method_names())
-    if list(names) == ["all"]:
+    if "all" in names:
         return [name for name in known if name not in EQUAL]
     for name in names:
         if name not in known:

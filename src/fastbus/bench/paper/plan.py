@@ -28,6 +28,7 @@ TINY: dict[str, Any] = {
 SCORER: dict[str, Any] = {"epochs": 60, "rows": 128, "learning_rate": 0.03, "weight_decay": 5e-4, "decay": 0.999}
 SCORER_IMAGES, SCORER_CALIBRATION = 15_000, 2_000
 TINY_SCORER = 600, 100
+TINY_HELD_OUT = 0.1
 WITHOUT_LABELS = {"rows": PRETRAIN_ROWS, "rate": RATE, "decay": WEIGHT_DECAY, "heat": TEMPERATURE}
 MIRRORED = ("cifar10", "cifar10n", "cifar100", "stl10")  # a mirrored digit is no digit, a mirrored shoe none of the set
 
@@ -127,12 +128,22 @@ class Job:
         return self.fingerprint, self.seed
 
     @property
+    def told(self) -> str:
+        """What differs from the recipe of the product, and what is kept back."""
+        return told(self.cell.name, self.variant, self.held_out)
+
+    @property
     def title(self) -> str:
-        variant = f" [{self.variant}]" if self.variant else ""
-        return f"{self.cell.title}, {self.method}{variant}, seed {self.seed}"
+        return f"{self.cell.title}, {self.method}{f' [{self.told}]' if self.told else ''}, seed {self.seed}"
 
 
 Groundwork = Scorer | Pretraining
+
+
+def told(cell: str, variant: str, held_out: float) -> str:
+    """A variant in words, with the share of weak labels that is kept back where it is not the usual one."""
+    usual = TINY_HELD_OUT if cell == "tiny" else 0.0
+    return ", ".join(filter(None, (variant, "" if held_out == usual else f"held_out={held_out:g}")))
 
 
 def plan_jobs(

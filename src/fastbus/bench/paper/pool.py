@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from fastbus.bench.paper.plan import Groundwork, Job, Scorer
 from fastbus.bench.paper.run import Place, awaited_noise, forget, is_done, margin, work
 from fastbus.bench.results import Record
-from fastbus.errors import FastbusError
+from fastbus.errors import FastbusError, InputError
 
 Keep = Callable[[Job, Record], None]
 PATIENCE = 2.0  # seconds between two looks for a matrix
@@ -87,6 +87,18 @@ def run_jobs(jobs: Sequence[Job], place: Place, workers: int, keep: Keep, say: C
     for worker in idle:
         _end(worker)
     return Tally(finished, [what.title for what in (*stopped, *todo)], failed)
+
+
+def check_time(jobs: Sequence[Job], place: Place) -> None:
+    """Complain of a time limit in which nothing that is left to do may begin, so that calling again would not help."""
+    before = [work for job in jobs for work in job.groundwork if not is_done(work, place.checkpoints)]
+    works: list[Job | Groundwork] = [*before, *jobs]
+    least = min(margin(what, place) for what in works)
+    if place.short_of_time(least):
+        raise InputError(
+            f"--time-limit is over before a run may begin; expected {least:.0f} seconds and a few more for the runs "
+            "that are left. Raise it."
+        )
 
 
 def _next(

@@ -16,14 +16,16 @@ from fastbus.errors import InputError
 from fastbus.training.recipes import Recipe
 
 TEMPERATURES = tuple(2.0**power for power in range(-3, 6))
+OF_ITS_OWN = ("learning_rate", "epochs", "fade")  # what a trial may have otherwise: its rate, and what goes by length
 Rates = Callable[[Cell, str, Recipe], float]
 
 
 def rates_of(records: Sequence[Record]) -> Rates:
     """A function of a cell, a method and its recipe: the rate of the best trial.
 
-    Of trials on the cell itself, or where it has none on another cell of the setting with the same images, those with
-    the same network and the largest budget count; several seeds by their mean.
+    Trials by the same recipe, but for its rate and its length, count: those on the cell itself, or where it has none
+    on another cell of the setting with the same images. Of these, those with the largest budget at which there are
+    several rates, and of several held-out shares the one that most have; several seeds by their mean.
     """
     trials = [record for record in records if record.get("budget") and record["config"]["held_out"]]
 
@@ -32,20 +34,33 @@ def rates_of(records: Sequence[Record]) -> Rates:
             trial
             for trial in trials
             if (trial["setting"], trial["data"], trial["method"]) == (cell.setting, cell.data, method)
-            and trial["config"]["backbone"] == recipe.backbone
+            and _alike(trial["config"], recipe)
         ]
         fit = [trial for trial in fit if trial["cell"] == cell.name] or [
             trial for trial in fit if trial["cell"] == fit[0]["cell"]
         ]
-        found = _likelihoods([trial for trial in fit if trial["budget"] == max(one["budget"] for one in fit)])
-        if len(found) < 2:
+        kinds: dict[tuple[int, float], list[Record]] = {}
+        for trial in fit:
+            kinds.setdefault((trial["budget"], trial["config"]["held_out"]), []).append(trial)
+        rounds = {kind: _likelihoods(some) for kind, some in kinds.items()}
+        enough = [kind for kind, found in rounds.items() if len(found) > 1]
+        if not enough:
+            most = max(map(len, rounds.values()), default=0)
             raise InputError(
-                f"--tuned: {method} on {cell.title} has trials at {len(found)} learning rates; expected 2 or more. Run "
-                "it with --held-out, --views and --set learning_rate=... first."
+                f"--tuned: {method} on {cell.title} has trials at {most} learning rates by the recipe of this run; "
+                "expected 2 or more at one budget. Run it with --held-out, --views, --set learning_rate=... and the "
+                "same further entries first."
             )
+        found = rounds[max(enough, key=lambda kind: (kind[0], len(kinds[kind])))]
         return max(found, key=lambda value: found[value])
 
     return rate
+
+
+def _alike(config: dict[str, Any], recipe: Recipe) -> bool:
+    """Whether a trial was trained by these entries of a recipe; one that an older line does not have was off."""
+    entries = {name: value for name, value in recipe.as_dict().items() if name not in OF_ITS_OWN}
+    return all((config[name] or 0) == (value or 0) for name, value in entries.items() if name in config)
 
 
 def _likelihoods(trials: Sequence[Record]) -> dict[float, float]:

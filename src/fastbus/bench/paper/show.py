@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,22 @@ from fastbus.bench.paper.choices import read_choices, without_choice
 from fastbus.bench.paper.grid import Cell, read_grid, select, tiny_cells
 from fastbus.bench.paper.listing import console, named, print_jobs
 from fastbus.bench.paper.methods import choose
-from fastbus.bench.paper.plan import Job, job_key, plan_jobs
-from fastbus.bench.paper.pool import run_jobs
+from fastbus.bench.paper.plan import TINY_HELD_OUT, Job, job_key, plan_jobs, told
+from fastbus.bench.paper.pool import check_time, run_jobs
 from fastbus.bench.paper.rates import Rates, rates_of
 from fastbus.bench.paper.run import Place
 from fastbus.bench.paper.sets import SETS, human_labels, load_set
-from fastbus.bench.results import Record, append_record, read_lines
+from fastbus.bench.results import Record, alone_in, append_record, check_writable, read_lines
 from fastbus.errors import InputError
+from fastbus.learner_defaults import check_device
+from fastbus.report.write import as_json
 
 LOG, TINY_LOG = "paper.jsonl", "paper-tiny.jsonl"
-FIELDS = {"setting", "data", "cell", "method", "seed", "fingerprint", "accuracy", "curve", "config", "seconds"}
-TINY_HELD_OUT = 0.1
+FIELDS = {
+    "setting", "data", "cell", "method", "variant", "seed", "fingerprint", "metric", "accuracy", "accuracy_last",
+    "curve", "config", "seconds", "views", "images_per_second",
+}  # fmt: skip
+UNFINISHED = 3  # the exit code that says: call again
 
 
 def read_runs(path: Path) -> list[Record]:
@@ -41,6 +47,7 @@ def show_paper(options: Any) -> int:
     if options.list:
         print_jobs(jobs, done, options.json)
         return 0
+    check_device(options.device)
     todo = [job for job in jobs if job.key not in done]
     place = Place(
         images=Path(options.images),
@@ -53,26 +60,41 @@ def show_paper(options: Any) -> int:
         compiled=options.compile,
     )
     _check_files([job.cell for job in todo], place)
-    tally = run_jobs(todo, place, options.workers, lambda _, record: append_record(log, record), _say)
+    failed: list[str] = []
+    if todo:
+        check_writable(log)
+        check_time(todo, place)
+        with alone_in(place.checkpoints, "--checkpoints"):
+            failed = run_jobs(todo, place, options.workers, lambda _, record: append_record(log, record), _say).failed
     wanted = {job.key for job in jobs}
     records = [record for record in read_runs(log) if job_key(record) in wanted]
     if options.json:
-        print(json.dumps(records, indent=2))
+        print(json.dumps(as_json(records), indent=2))
     else:
         _print(records)
-    if tally.unfinished:
-        _say(f"{len(tally.unfinished)} of {len(jobs)} runs are not finished: call again to go on")
-    return 1 if tally.failed else 0
+    if failed:
+        return 1
+    if lacking := len(wanted) - len({job_key(record) for record in records}):
+        _say(f"{lacking} of {len(jobs)} runs are not finished: call again to go on")
+    return UNFINISHED if lacking else 0
 
 
 def _jobs(options: Any, rates: Rates) -> list[Job]:
     """All runs asked for, each once."""
     if options.plan is None:
-        return _chosen(options, options.tiny, options.list, rates)
+        chosen = _chosen(options, options.tiny, options.list, rates)
+        named = [] if options.methods is None or "all" in options.methods else options.methods
+        if idle := [name for name in named if not any(job.method == name for job in chosen)]:
+            _say(f"no cell for {', '.join(idle)} among those chosen")
+        return chosen
     without_choice(options)
     jobs: dict[tuple[str, int], Job] = {}
-    for choice in read_choices(Path(options.plan)):
-        for job in _chosen(choice, options.tiny, False, rates):
+    for where, choice in read_choices(Path(options.plan)):
+        try:
+            chosen = _chosen(choice, options.tiny, False, rates)
+        except InputError as problem:
+            raise InputError(f"{where}: {problem}") from None
+        for job in chosen:
             jobs.setdefault(job.key, job)
     return list(jobs.values())
 
@@ -88,7 +110,7 @@ def _chosen(options: Any, tiny: bool, every_set: bool, rates: Rates) -> list[Job
     else:
         data = options.dataset or (None if every_set else ["cifar10"])
         cells = select(read_grid(), options.settings, data, options.cells)
-    held_out = options.held_out or (TINY_HELD_OUT if tiny else 0.0)
+    held_out = (TINY_HELD_OUT if tiny else 0.0) if options.held_out is None else options.held_out
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     changes, wanted = _changes(options.set), rates if options.tuned else None
     return plan_jobs(cells, choose(options.methods), seeds, changes, held_out, tiny, options.views, wanted)
@@ -103,10 +125,15 @@ def _changes(entries: Sequence[str] | None) -> dict[str, Any]:
         name, sign, text = entry.partition("=")
         if not sign or not name:
             raise InputError(f"--set {entry!r}; expected NAME=VALUE. Write e.g. --set epochs=100.")
+        if name in changes:
+            raise InputError(f"--set with {name} twice; expected each entry once. Leave one out.")
         try:
             changes[name] = yaml.safe_load(text)
         except yaml.YAMLError:
             raise InputError(f"--set {entry!r}; expected a number or a word as value. Correct it.") from None
+        if isinstance(changes[name], str):  # to YAML 1e-3 is a word
+            with suppress(ValueError):
+                changes[name] = float(text)
     return dict(sorted(changes.items()))
 
 
@@ -130,7 +157,8 @@ def _print(records: Sequence[Record]) -> None:
         table.add_column(heading, overflow="fold")
     for record in records:
         table.add_row(
-            record["setting"], record["data"], record["cell"], named(record["method"], record["variant"]),
+            record["setting"], record["data"], record["cell"],
+            named(record["method"], told(record["cell"], record["variant"], record["config"]["held_out"])),
             str(record["seed"]), record["metric"],
             f"{record['accuracy']:.2f}", f"{record['accuracy_last']:.2f}", f"{record['seconds']:.1f}",
             f"{record['images_per_second']:,.0f}",

@@ -9,7 +9,8 @@ examples:
   fastbus bench report
   fastbus bench report --results results --dataset cifar10
 
-Reads paper.jsonl of the folder and writes paper.md and paper.html beside it. Cells without runs are shown as such.
+Reads paper.jsonl of the folder and writes paper.md and paper.html beside it, of some cells alone pages that are named
+by them. Cells without runs are shown as such.
 """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastbus.bench.paper_report.summary import UNLIKE, Row
+from fastbus.bench.paper_report.summary import FORMERLY, SINGLE, UNLIKE, Row
 
 NOTES = (
     "Percent on the official test images, mean ± standard deviation (n − 1) over seeds; a seed draws the weak labels "
@@ -15,6 +15,8 @@ NOTES = (
     "fits the test labels best (Hungarian method): similar pairs tell classes apart, not which is which.",
     "Ceiling: the same images, or as many random ones, with their true labels, the same network, views and schedule; "
     f"{UNLIKE} where views or schedule are others.",
+    f"{FORMERLY}: by an earlier recipe, earlier weak labels or in fewer epochs; the remarks of a setting say which. "
+    f"{SINGLE}: a run ended with one class for all images.",
     "Paper: figures as printed; its networks, views and schedules are not known in full and differ from ours. Data "
     "rules of other code that give wrong rates are put right here: cells agree in name and size, not in every detail.",
     "Confidences of pairs come from a network of ours, trained on images in no pair and calibrated; the paper takes "

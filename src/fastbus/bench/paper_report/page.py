@@ -85,7 +85,7 @@ def _setting(setting: str, rows: Sequence[Row]) -> str:
         _table(HEADINGS, lines, caption, NUMERIC),
         _figures(rows),
         _table(budget.HEADINGS, alike, "All methods at one budget of views", budget.NUMERIC) if alike else "",
-        _items(why) if why else "",
+        _items(why) if alike and why else "",
         _table(CHANGED, changed, "Ablation lines and trials", CHANGED_NUMERIC) if changed else "",
         f"<details>\n<summary>Draws and remarks</summary>\n{_items(remarks)}\n</details>" if remarks else "",
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 from fastbus.bench.paper.grid import Cell
@@ -72,7 +71,7 @@ def held_out(cell: Cell, groups: Sequence[tuple[int, Group]], name: str) -> str:
             _lines(axes, group, SERIES[at % len(SERIES)], "", "held_out")
         low, high = axes.get_ylim()
         ends = [group.kept_back or 0.0 for _, group in groups]
-        for at, place in enumerate(apart(ends, (high - low) * NUMBER / height)):
+        for at, place in enumerate(apart(ends, (high - low) * NUMBER / height, low, high)):
             axes.annotate(str(groups[at][0]), (1.0, place), xytext=(4, 0), textcoords="offset points", va="center",
                           fontsize=7, color=SERIES[at % len(SERIES)], annotation_clip=False)  # fmt: skip
         axes.set_xlabel("share of the epochs")
@@ -81,14 +80,25 @@ def held_out(cell: Cell, groups: Sequence[tuple[int, Group]], name: str) -> str:
         return inline_svg(figure, name, f"Held-out weak labels of {cell.title}")
 
 
-def apart(places: Sequence[float], least: float) -> list[float]:
-    """Nearly the same places, none nearer than `least` to the next: those in the way are pushed up, then all down."""
+def apart(places: Sequence[float], least: float, low: float, high: float) -> list[float]:
+    """The places from low to high nearest to these, none nearer than `least` to the next, in the same order.
+
+    Crowds are spread about their middle, all others stay. Where there is no room for all, they go beyond `high`.
+    """
     order = sorted(range(len(places)), key=lambda at: places[at])
+    crowds: list[tuple[float, int]] = []  # middle of each, less what its members are pushed up, and their number
+    for rank, at in enumerate(order):
+        middle, number = places[at] - rank * least, 1
+        while crowds and crowds[-1][0] >= middle:
+            other, more = crowds.pop()
+            middle, number = (other * more + middle * number) / (more + number), more + number
+        crowds.append((middle, number))
+    top = max(low, high - (len(order) - 1) * least)
+    bases = [min(max(middle, low), top) for middle, number in crowds for _ in range(number)]
     moved = list(places)
-    for below, above in pairwise(order):
-        moved[above] = max(moved[above], moved[below] + least)
-    shift = sum(moved[at] - places[at] for at in order) / max(1, len(order))
-    return [place - shift for place in moved]
+    for rank, at in enumerate(order):
+        moved[at] = bases[rank] + rank * least
+    return moved
 
 
 def _lines(axes: Any, group: Group, colour: str, label: str, field: str = "accuracy") -> None:

@@ -238,7 +238,8 @@ HEADINGS = (
     "ceiling", "network", "epochs", "views", "seconds",
 )  # fmt: skip
 SCHEDULE = ("backbone", "rows", "learning_rate", "weight_decay", "warmup", "schedule", "decay")
-UNLIKE = "‡"
+UNLIKE, FORMERLY, SINGLE = "‡", "§", "¶"
+ONE_CLASS = 0.99  # of the test images
 SAME_VIEWS = 0.06  # what padding of bags makes of equal budgets
 NUMERIC = (3, 4, 5, 6, 7, 9, 11, 12, 13)
 
@@ -281,7 +282,7 @@ def lines_of(row: Row) -> list[tuple[str, ...]]:
         gap = "–" if group.paper is None else f"{group.mean - group.paper[0]:+.2f}".replace("-", "−")
         lines.append(
             (
-                cell.data, cell.name, group.method, percent(group.mean, group.spread), str(len(group.runs)),
+                cell.data, cell.name, group.method, _marked(group), str(len(group.runs)),
                 f"{group.average('accuracy_last'):.2f}", figure_text(group.paper), gap,
                 rival_text if group.method == "fastbus" else "", _ceiling(group, row.ceiling),
                 group.config["backbone"], str(group.config["epochs"]), f"{group.spent('views') / 1e6:.2f} M",
@@ -289,6 +290,12 @@ def lines_of(row: Row) -> list[tuple[str, ...]]:
             )
         )  # fmt: skip
     return lines
+
+
+def _marked(group: Group) -> str:
+    """The figure, with signs where it is not yet the recipe's and where a run calls everything by one class."""
+    single = any(max(run.get("predicted_shares") or [0.0]) > ONE_CLASS for run in group.runs)
+    return percent(group.mean, group.spread) + FORMERLY * (not group.current) + SINGLE * single
 
 
 def _ceiling(group: Group, ceiling: Group | None) -> str:
