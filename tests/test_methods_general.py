@@ -1,5 +1,7 @@
 """General methods keep their claims: likelihoods and posteriors equal enumeration, centroids are unbiased."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -199,6 +201,21 @@ def test_posteriors_of_glws_equal_enumeration_class_by_class(seen: bool) -> None
     found = SeenClosedForm.chains(padded, block, weak) if seen else count_posterior(padded, block, weak)
     expected = enumerate_posterior(rule, odds(logits[:-2]), weak, bag_sizes=sizes, head="sigmoid").labels
     assert np.abs(found[block.inside].numpy() - expected).max() < 1e-10
+
+
+@pytest.mark.parametrize("gap", [20.0, 40.0, 700.0, 740.0, 800.0])
+def test_a_class_seen_against_all_odds_has_finite_loss_and_slope(gap: float) -> None:
+    """P(class 1) = e^-gap and e^-(gap + 1) of two instances, of which one has it; a third place is empty."""
+    logits = torch.tensor([[[0.0, -gap], [0.0, -gap - 1], [0.0, 3.0]]], dtype=torch.float64, requires_grad=True)
+    inside, seen = torch.tensor([[True, True, False]]), torch.ones(1, 1, dtype=torch.long)
+    loss = chain_nll(logits, inside, seen, seen=True).sum()
+    (slope,) = torch.autograd.grad(loss, logits)
+    share = math.e / (math.e + 1)
+    assert loss.item() == pytest.approx(gap - math.log1p(math.exp(-1)), rel=1e-9)
+    assert slope[0, :, 1].tolist() == pytest.approx([-share, share - 1, 0.0], abs=1e-8)
+    step = step_of([2], empty=0)
+    found = SeenClosedForm.chains(logits.detach()[:, :2], block_of(step, 2, 2), seen)
+    assert found.flatten().tolist() == pytest.approx([share, 1 - share], abs=1e-8)
 
 
 def test_the_centroid_has_no_bias_and_the_least_variance() -> None:

@@ -132,7 +132,7 @@ def test_glws_of_positives_by_hand_with_the_share_that_it_is_told(prior: float |
     q = 1 / (1 + np.exp(-f[L:] - shift))
     known = np.log1p(np.exp(-f[:L])).mean() + np.log1p(np.exp(-g[:L])).mean()
     agree = sum((q * np.log1p(np.exp(-x[L:])) + (1 - q) * np.log1p(np.exp(x[L:]))).mean() for x in (f, g))
-    assert found == pytest.approx((known + agree) / 2, abs=1e-5)
+    assert found == pytest.approx((known + agree) / 4, abs=1e-5)
 
 
 def test_a_learned_confusion_is_that_of_the_authors() -> None:
@@ -141,6 +141,8 @@ def test_a_learned_confusion_is_that_of_the_authors() -> None:
     unit = unit / np.sqrt((unit**2).sum(1, keepdims=True))
     expected = np.exp(unit) / np.exp(unit).sum(1, keepdims=True)
     assert np.allclose(confusion_of(torch.from_numpy(matrix)).exp().numpy(), expected, atol=1e-12)
+    steeper = expected**2.5 / (expected**2.5).sum(1, keepdims=True)
+    assert np.allclose(confusion_of(torch.from_numpy(matrix), 2.5).exp().numpy(), steeper, atol=1e-12)
     start = confusion_of(torch.eye(10)).exp()
     assert float(start[0, 0]) == pytest.approx(np.e / (np.e + 9), rel=1e-6)
 

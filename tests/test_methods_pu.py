@@ -108,6 +108,11 @@ def test_alignment_and_entropy_by_hand() -> None:
     assert float(positive.alignment_risk(p, u, 0.4)) == pytest.approx(2 * 0.4 * 0.2 + 0.1, abs=1e-12)
     sure = torch.tensor([40.0, -40.0, 40.0, -40.0, -40.0], dtype=torch.float64)
     assert float(positive.alignment_risk(sure[:1], sure, 0.4)) < 1e-12
+    # a prior above a half: of all constant predictions that of the prior is the best, not one
+    scores = torch.logit(torch.linspace(0.01, 0.99, 99, dtype=torch.float64))
+    for prior in (0.3, 0.4, 0.51, 0.7):
+        risks = [float(positive.alignment_risk(f[None], f[None], prior)) for f in scores]
+        assert scores[int(np.argmin(risks))].sigmoid() == pytest.approx(prior, abs=1e-9)
     s = np.array([0.6, 0.2, 0.1])
     expected = -s * np.log(s) - (1 - s) * np.log(1 - s)
     assert np.allclose(positive.binary_entropy(u), expected, atol=1e-12)

@@ -186,7 +186,7 @@ register(
         "risk has no least one for a network that knows labelled positives by heart. Where prior= is not told and not "
         "needed, it is that of the labels; noisy ones are corrected by the rate or the transition, which may be "
         "asymmetric.",
-        make=lambda run, options: CentroidRisk(run, groups_of(run, options), float(options.extra.get("bound", BOUND))),
+        make=lambda run, options: CentroidRisk(run, groups_of(run, options), options.number("bound", BOUND)),
         binary=True,
         needs_on={"positive_unlabeled": ("prior",), "noisy_label": ("noise_rate",), "multi_instance": ("prior",)},
         extra=("bound",),

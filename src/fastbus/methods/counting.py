@@ -12,6 +12,8 @@ from torch import Tensor
 
 from fastbus.numerics import log1mexp, log_complement
 
+RARE = -1e-8
+
 
 def class_odds(logits: Tensor, chains: int) -> tuple[Tensor, Tensor]:
     """log p and log (1 - p), float64 (..., G), of each class against the rest; of class 1 where there is one chain."""
@@ -38,11 +40,22 @@ def log_count(log_yes: Tensor, log_no: Tensor, inside: Tensor, counts: Tensor) -
     return state.gather(-1, counts[..., None]).squeeze(-1)
 
 
-def log_any(log_no: Tensor, inside: Tensor, seen: Tensor) -> Tensor:
-    """log P(there is an event or not, as seen), (B, G); seen (B, G) 0/1."""
+def log_any(log_yes: Tensor, log_no: Tensor, inside: Tensor, seen: Tensor) -> Tensor:
+    """log P(there is an event or not, as seen), (B, G), from (B, K, G); seen (B, G) 0/1."""
     none = (log_no * inside[..., None]).sum(1)
-    some = log1mexp(torch.where(seen > 0, none, -1.0))
-    return torch.where(seen > 0, some, none)
+    return torch.where(seen > 0, log_some(log_yes, none, inside, seen > 0), none)
+
+
+def log_some(log_yes: Tensor, none: Tensor, inside: Tensor, wanted: Tensor) -> Tensor:
+    """log P(an event) where wanted (B, G), of events log_yes (B, K, G) and `none`, log P(no event); else any number.
+
+    Where events are so rare that `none` rounds to 0, the sum of their probabilities, in logs: their products are far
+    below what float64 resolves.
+    """
+    rare = wanted & (none > RARE)
+    several = log1mexp(torch.where(wanted & ~rare, none, -1.0))
+    away = torch.where(inside[..., None], 0.0, -math.inf)
+    return torch.where(rare, torch.logsumexp(torch.where(rare[:, None], log_yes + away, 0.0), 1), several)
 
 
 def count_distribution(p: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def chain_nll(logits: Tensor, inside: Tensor, weak: Tensor, *, seen: bool) -> Tensor:
     """-log P(w_c | x), (B, G), of each class against the rest; logits (B, K, C), weak (B, G) counts or 0/1."""
     log_yes, log_no = class_odds(logits, weak.shape[1])
-    return -log_any(log_no, inside, weak) if seen else -log_count(log_yes, log_no, inside, weak)
+    return -log_any(log_yes, log_no, inside, weak) if seen else -log_count(log_yes, log_no, inside, weak)
 
 
 def bag_chains(run: ImageRun) -> tuple[Tensor, bool]:

@@ -30,6 +30,7 @@ from fastbus.methods.rows import (
 )
 from fastbus.methods.uum import SeenClosedForm
 from fastbus.supervision.incomplete import PositiveUnlabeled
+from fastbus.training.recipes import usual_own
 from fastbus.training.step_objective import RunningMean, StepInputs, StepObjective, doubtful, own_first
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 KEPT_CLASSES = 3  # of a pseudo-label
 ALIGN_DECAY = 0.999
+SCALE, SCALE_OF_MANY, MANY_CLASSES = 1.0, 2.25, 50  # of a learned confusion: the authors' for CIFAR-10 and CIFAR-100
 BALANCE = 0.1  # weight of class shares of the mean prediction, where single instances are labelled
 
 
@@ -56,13 +58,18 @@ def imbalance(logits: Tensor, shares: Tensor | None = None) -> Tensor:
     return -log_mean.mean() if shares is None else -(shares * log_mean).sum()
 
 
-def confusion_of(matrix: Tensor) -> Tensor:
-    """log P(said | class), (C, C), of a learned matrix: its columns, then its rows are brought to length 1.
+def confusion_of(matrix: Tensor, scale: float = 1.0) -> Tensor:
+    """log P(said | class), (C, C), of a learned matrix: its columns, then its rows are brought to length 1, then scale.
 
-    So no class is said with odds above e to any other, however long it learns, and the network cannot take all labels
-    for right: with 10 classes P(said = class) is at most .23.
+    So no class is said with odds above e^scale to any other, however long it learns, and the network cannot take all
+    labels for right: with 10 classes and scale 1 P(said = class) is at most .23.
     """
-    return torch.log_softmax(normalize(normalize(matrix, dim=0), dim=1), 1)
+    return torch.log_softmax(scale * normalize(normalize(matrix, dim=0), dim=1), 1)
+
+
+def own_of(run: ImageRun) -> bool | float:
+    """How long strong views have posteriors of their own: as in the recipe, but not because a run is short."""
+    return run.recipe.own and usual_own(run.supervision, int(run.sizes.sum()), len(run.sizes))
 
 
 class BagEM(StepObjective):
@@ -74,7 +81,7 @@ class BagEM(StepObjective):
 
     def __init__(self, run: ImageRun) -> None:
         super().__init__()
-        self.own = run.recipe.own
+        self.own = own_of(run)
         self.longest = int(run.sizes.max())
         self.weak, self.seen = bag_chains(run)
 
@@ -146,10 +153,11 @@ class NoisyEM(StepObjective):
     It agrees twice: the posteriors given the label that was said, and the predictions.
     """
 
-    def __init__(self, run: ImageRun, transition: Tensor | None) -> None:
-        """transition (C, C): P(said | class), None to learn it."""
+    def __init__(self, run: ImageRun, transition: Tensor | None, scale: float = 1.0) -> None:
+        """transition (C, C): P(said | class), None to learn it, with odds up to e^scale."""
         super().__init__()
         C = run.num_classes
+        self.scale = scale
         labels = classes_of(run.weak, C, run.supervision.name).to(run.device)
         self.labels, self.told = labels.clamp(min=0), labels >= 0
         self.log_known: Tensor | None = None
@@ -160,7 +168,7 @@ class NoisyEM(StepObjective):
 
     def log_confusion(self) -> Tensor:
         """log P(said | class), (C, C)."""
-        return confusion_of(self.learned["confusion"]) if self.log_known is None else self.log_known
+        return confusion_of(self.learned["confusion"], self.scale) if self.log_known is None else self.log_known
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         weak, strong = view_logits(inputs)
@@ -197,10 +205,10 @@ class SemiEM(StepObjective):
         known = nll_loss(torch.log_softmax(weak[:L], 1), gold) + nll_loss(torch.log_softmax(strong[:L], 1), gold)
         with torch.no_grad():
             p = weak[L:].softmax(1)
-            p = p * (self.target / self.mean(p.mean(0)))
+            p = p * (self.target / self.mean(p.mean(0)).clamp(min=torch.finfo(p.dtype).tiny))
             kept = p.topk(min(KEPT_CLASSES, p.shape[1]), 1).indices
             p = p * torch.zeros_like(p).scatter(1, kept, 1.0)
-            p = p / p.sum(1, keepdim=True)
+            p = p / p.sum(1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)
         agree = soft_cross_entropy(strong[L:], p).mean()
         return known / 2 + agree + BALANCE * imbalance(weak[L:], self.target)
 
@@ -222,7 +230,7 @@ class PositiveEM(StepObjective):
         known = softplus(-score(weak)[:L]).mean() + softplus(-score(strong)[:L]).mean()
         # of the strong view alone, the weak one, which is closest to the images as they are, would drift
         agree = soft_cross_entropy(weak[L:], q[L:]) + soft_cross_entropy(strong[L:], q[L:])
-        return known / 2 + agree.mean() / 2
+        return (known + agree.mean()) / 4
 
 
 def make_glws(run: ImageRun, options: MethodOptions) -> StepObjective:
@@ -233,13 +241,14 @@ def make_glws(run: ImageRun, options: MethodOptions) -> StepObjective:
         return PartialEM(run)
     if name == "noisy_label":
         learnt = options.extra.get("learn_transition", False)
-        return NoisyEM(run, None if learnt else transition_of(run, options.noise_rate, "glws"))
+        scale = options.number("scale", SCALE if run.num_classes <= MANY_CLASSES else SCALE_OF_MANY)
+        return NoisyEM(run, None if learnt else transition_of(run, options.noise_rate, "glws"), scale)
     if name == "semi_supervised":
         return SemiEM(run)
     if name == "positive_unlabeled":
         assert options.prior is not None  # one of its needs
         return PositiveEM(run, options.prior)
-    return PairEM(whole_posterior(run), run.recipe.own, run.recipe.doubt)
+    return PairEM(whole_posterior(run), own_of(run), run.recipe.doubt)
 
 
 register(
@@ -265,15 +274,16 @@ register(
         "and only sure negatives of multi-instance bags enter the EM term. "
         "Two views instead of three. The EM term of bags is one softmax cross-entropy, not one of each class. The loss "
         "of bags is divided by what its terms weigh, since SGD minds the scale; of pairs both terms weigh alike, the "
-        "authors' likelihood weighs double. Differences, few comparisons, large bags: each view has its own posterior "
-        "where the recipe says so; comparisons and differences: the recipe's doubt and the likelihood, which their "
-        "code leaves out of comparisons. Noisy labels: a transition or a rate that is told is used as it is, otherwise "
-        "one is learned as the authors do, which learn_transition=True does in any case. Unlabelled rows: the "
-        "posterior given the share of positives stands for that given their count, for both views. On pairs it is then "
+        "authors' likelihood weighs double. Differences, few comparisons, large bags: each view has its own posterior; "
+        "comparisons and differences: the recipe's doubt and the likelihood, which their code leaves out of "
+        "comparisons. Noisy labels: a transition or a rate that is told is used as it is, otherwise one is learned as "
+        "the authors do, which learn_transition=True does in any case; its scale (scale=) is theirs for CIFAR-10 or, "
+        "beyond 50 classes, for CIFAR-100. Unlabelled rows: the posterior given the share of positives stands for that "
+        "given their count, for both views, and the loss is halved, since SGD minds the scale. On pairs it is then "
         "near FastBUS's own objective, on similar ones without its sharper start.",
         make=make_glws,
         needs_on={"positive_unlabeled": ("prior",)},
-        extra=("learn_transition",),
+        extra=("learn_transition", "scale"),
         instead="Or estimate it, e.g. by PositiveUnlabeled.estimate.",
     )
 )

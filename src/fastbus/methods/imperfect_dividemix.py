@@ -174,10 +174,10 @@ class DivideMix(StepObjective):
 
 def _dividemix(run: ImageRun, options: MethodOptions) -> StepObjective:
     rate, asymmetric = noise_of(run, options)
-    weight = options.extra.get("unlabelled_weight")
+    weight = options.number("unlabelled_weight", 0.0) if "unlabelled_weight" in options.extra else None
     if weight is None and rate is not None:
         weight = published_weight(rate, asymmetric, run.num_classes)
-    return DivideMix(run, noisy_labels(run), None if weight is None else float(weight), asymmetric)
+    return DivideMix(run, noisy_labels(run), weight, asymmetric)
 
 
 register(

@@ -208,14 +208,14 @@ def _forward(run: ImageRun, options: MethodOptions) -> StepObjective:
 def _elr(run: ImageRun, options: MethodOptions) -> StepObjective:
     _, asymmetric = noise_of(run, options)
     keep, weight = (0.9, 7.0) if run.num_classes > MANY_CLASSES else (0.9, 1.0) if asymmetric else (0.7, 3.0)
-    keep, weight = float(options.extra.get("keep", keep)), float(options.extra.get("weight", weight))
+    keep, weight = options.number("keep", keep, below=1.0), options.number("weight", weight)
     return EarlyLearning(noisy_labels(run), run.recipe, run.num_classes, keep, weight)
 
 
 def _sop(run: ImageRun, options: MethodOptions) -> StepObjective:
     _, asymmetric = noise_of(run, options)
-    rate = float(options.extra.get("rate", 1.0 if run.num_classes > MANY_CLASSES else 10.0))
-    rate_elsewhere = float(options.extra.get("rate_elsewhere", 100.0 if asymmetric else 10.0))
+    rate = options.number("rate", 1.0 if run.num_classes > MANY_CLASSES else 10.0)
+    rate_elsewhere = options.number("rate_elsewhere", 100.0 if asymmetric else 10.0)
     return SparseNoise(run, (rate, rate_elsewhere), bool(options.extra.get("plus", True)))
 
 

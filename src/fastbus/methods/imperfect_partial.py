@@ -163,7 +163,7 @@ def _rcr(run: ImageRun, options: MethodOptions) -> StepObjective:
 def _lws(run: ImageRun, options: MethodOptions) -> StepObjective:
     base = options.extra.get("loss", "sigmoid")
     choice(base, ("sigmoid", "cross_entropy"), "loss", InputError)
-    return LeveragedWeighted(candidates_of(run), run.recipe, float(options.extra.get("beta", LWS_BETA)), base)
+    return LeveragedWeighted(candidates_of(run), run.recipe, options.number("beta", LWS_BETA), base)
 
 
 register(

@@ -142,8 +142,8 @@ def _embedded(features: Tensor, head: dict[str, Tensor]) -> Tensor:
 
 
 def _pico(run: ImageRun, options: MethodOptions) -> StepObjective:
-    start = options.extra.get("start", max(1.0, START * run.recipe.epochs))
-    return PrototypeContrast(run, candidates_of(run), float(start))
+    start = options.number("start", max(1.0, START * run.recipe.epochs))
+    return PrototypeContrast(run, candidates_of(run), start)
 
 
 register(

@@ -166,7 +166,7 @@ def _upu(run: ImageRun, options: MethodOptions) -> StepObjective:
     assert options.prior is not None
     prior, name = float(options.prior), _loss_name(options, _steep_loss(run))
     loss, labelled = LOSSES[name], labelled_part(run, "upu")
-    bound = float(options.extra.get("bound", BOUND if name == "logistic" else 0.0))
+    bound = options.number("bound", BOUND if name == "logistic" else 0.0)
     return PositiveUnlabeledRisk(lambda p, u: upu_risk(p, u, prior, loss), labelled, run.recipe, bound)
 
 

@@ -154,7 +154,7 @@ def _mixmatch(run: ImageRun, options: MethodOptions) -> StepObjective:
 
 
 def _vat(run: ImageRun, options: MethodOptions) -> StepObjective:
-    weight, entropy = (float(options.extra.get(*pair)) for pair in (("weight", VAT_WEIGHT), ("entropy", VAT_ENTROPY)))
+    weight, entropy = (options.number(*pair) for pair in (("weight", VAT_WEIGHT), ("entropy", VAT_ENTROPY)))
     return VirtualAdversarial(run, weight, entropy)
 
 

@@ -104,7 +104,7 @@ class VariationalRisk(StepObjective):
 
 
 def _var_pu(run: ImageRun, options: MethodOptions) -> StepObjective:
-    return VariationalRisk(run, labelled_part(run, "var_pu"), float(options.extra.get("weight", WEIGHT)))
+    return VariationalRisk(run, labelled_part(run, "var_pu"), options.number("weight", WEIGHT))
 
 
 register(

@@ -59,7 +59,7 @@ def pair_scores(logits: Tensor, step: Step, counts: Tensor, bound: float = 0.0) 
 
 def bound_of(options: MethodOptions, correction: Correction = "none") -> float:
     """How far scores of an uncorrected risk may go, if the caller does not say."""
-    return float(options.extra.get("bound", BOUND if correction == "none" else 0.0))
+    return options.number("bound", BOUND if correction == "none" else 0.0)
 
 
 def pair_mean(values: Tensor, weight: Tensor) -> Tensor:

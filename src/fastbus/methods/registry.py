@@ -7,6 +7,7 @@ the same for all. A family's module registers its methods when it is imported, a
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,14 @@ class MethodOptions:
     prior: float | None = None
     noise_rate: float | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def number(self, name: str, usual: float, below: float = math.inf) -> float:
+        """A setting of the method's own that is a number from 0."""
+        value = self.extra.get(name, usual)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < below:
+            limit = "" if below == math.inf else f", below {below:g}"
+            raise InputError(f"{name}={value!r}; expected a number from 0{limit}. Correct it, or leave it out.")
+        return float(value)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from fastbus.errors import InputError, where
 from fastbus.inference.fixed import FixedPosterior, Step
 from fastbus.inference.fixed_build import read_all
 from fastbus.methods.bag_rows import Block, back_to_rows, block_of, counts_of, seen_classes
-from fastbus.methods.counting import class_odds
+from fastbus.methods.counting import class_odds, log_some
 from fastbus.methods.general import OwnPosteriorRisk, whole_posterior
 from fastbus.methods.registry import Method, MethodOptions, register
-from fastbus.numerics import log1mexp
 from fastbus.training.step_objective import StepObjective
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ class SeenClosedForm:
         """(B, K, G) of every class against the rest, before classes are normalised."""
         log_yes, log_no = class_odds(logits, seen.shape[1])
         none = (log_no * block.inside[..., None]).sum(1)
-        some = log1mexp(torch.where(block.held[:, None], none, -1.0))
+        some = log_some(log_yes, none, block.inside, block.held[:, None].expand_as(none))
         return torch.exp(log_yes - some[:, None]) * (seen[:, None] > 0)
 
 
