@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from fastbus.bench.paper.draw import SCORED, Source, draw_task
-from fastbus.bench.paper.grid import Cell, read_grid, tiny_cells
+from fastbus.bench.paper.grid import Cell, read_grid, select, tiny_cells
 from fastbus.bench.paper.methods import EQUAL, applies, choose, facts_for
 from fastbus.bench.paper.plan import plan_jobs, views_of_an_epoch
 from fastbus.bench.paper.sets import Images, load_set
 from fastbus.errors import InputError
 from fastbus.training.image_run import ImageRun
-from fastbus.training.recipes import unaided
+from fastbus.training.recipes import LITTLE, unaided
 
 CIFAR = [cell for cell in read_grid() if cell.data == "cifar10"]
 
@@ -124,3 +124,12 @@ def test_methods_are_planned_only_where_they_can_run() -> None:
     even = [cell for cell in cells if cell.setting == "similarity_confidence" and cell.draw["prior"] == 0.5]
     assert even and not any(applies(method, cell) for cell in even for method in ("sc_abs", "sc_unbiased"))
     assert applies("sc_abs", next(cell for cell in cells if cell.draw.get("prior") == 0.7))
+
+
+def test_short_runs_of_small_networks_have_their_own_entries_whichever_way_they_are_asked_for() -> None:
+    (cell,) = select(read_grid(), ["noisy_label"], ["fashion_mnist"], None)
+    (job,) = plan_jobs([cell], ["fastbus"], [0], {}, 0.0, budget=500_000)
+    assert (job.recipe.own, job.recipe.strong, job.recipe.stride, job.recipe.settle) == (True, LITTLE, 0.0, 0.0)
+    (longer,) = plan_jobs([cell], ["fastbus"], [0], {}, 0.0, budget=5_000_000)
+    assert (longer.recipe.own, longer.recipe.strong, longer.recipe.stride) == (False, 1.0, 9.0)
+    assert unaided(job.recipe, "noisy_label") == job.recipe  # which has no use for what is said of long runs

@@ -279,8 +279,8 @@ TABLE_STEPS, TABLE_ROWS = 1500, 64  # of a fit on rows of a table
 
 
 def unaided(recipe: Recipe, kind: str) -> Recipe:
-    """The recipe of a kind of weak label for a network that begins with random weights."""
-    return recipe.replace(**{"pretrain": 0} | UNAIDED.get(kind, {}))
+    """The recipe of a kind of weak label for a network that begins with random weights; itself if it is one."""
+    return recipe.replace(**{"pretrain": 0} | UNAIDED.get(kind, {})) if recipe.pretrain else recipe
 
 
 def usual_own(supervision: Supervision, num_images: int, num_bags: int) -> bool | float:
