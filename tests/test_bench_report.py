@@ -100,8 +100,9 @@ def test_rates_of_ones_own_are_marked_and_their_trials_are_no_ablations() -> Non
         record(50.0, method="glws", budget=500, config={"learning_rate": rate, "held_out": 0.1}, curve=kept)
         for rate in (0.01, 0.03)
     ]
-    (row, *_) = summarise(CELLS, [*runs(), *trials, record(60.0, method="glws", **equal)])
-    assert [line[9] for line in budget_lines([row])] == ["0.01*"]
+    both = [record(60.0, method="glws", **equal), record(50.0, method="supervised", **equal)]  # whose rate is given
+    (row, *_) = summarise(CELLS, [*runs(), *trials, *both])
+    assert [line[9] for line in budget_lines([row])] == ["0.01*", "0.01"]
     (told,) = rates_tried([row])
     assert "0.01, 0.03" in told and "500 views" in told
     assert [change for _, change in row.ablations] == ["mixup 0 → 0.5", "held_out 0 → 0.1"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastbus.bench.paper.methods import EQUAL
+from fastbus.bench.paper.methods import EQUAL, SUPERVISED
 from fastbus.bench.paper_report.summary import ONE_CLASS, Group, Row, figure_text, percent
 
 HEADINGS = (
@@ -72,7 +72,8 @@ def _line(row: Row, group: Group) -> tuple[str, ...]:
 def _rate(group: Group) -> str:
     """Its learning rate; older lines may not tell."""
     rate = group.config.get("learning_rate")
-    return "–" if rate is None else f"{rate:g}{CHOSEN * ('tuned' in group.runs[0]['variant'])}"
+    chosen = "tuned" in group.runs[0]["variant"] and group.method != SUPERVISED  # the ceiling has the recipe's
+    return "–" if rate is None else f"{rate:g}{CHOSEN * chosen}"
 
 
 def _failed(group: Group) -> str:
