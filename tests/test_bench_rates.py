@@ -23,7 +23,7 @@ RECIPE = Recipe(backbone="resnet18")
 
 
 def trial(rate: float, value: float | None, seed: int = 0, cell: Cell = CELL, **changes: Any) -> Record:
-    config = {"learning_rate": rate, "held_out": 0.1, "backbone": "resnet18"} | changes.pop("config", {})
+    config = RECIPE.as_dict() | {"learning_rate": rate, "held_out": 0.1} | changes.pop("config", {})
     curve = [{"epoch": 1, "held_out_tempered": 5.0}, {"epoch": 2, "held_out_tempered": value, "accuracy": -100 * rate}]
     line = {"setting": cell.setting, "data": cell.data, "cell": cell.name, "method": "cc", "seed": seed}
     return line | {"budget": 1000, "config": config, "curve": curve} | changes

@@ -19,6 +19,7 @@ from fastbus.methods.counting import class_odds, log_count
 from fastbus.methods.general import bag_chains, chain_nll, whole_posterior
 from fastbus.methods.registry import Method, MethodOptions, register
 from fastbus.methods.rows import (
+    MANY_CLASSES,
     candidates_of,
     classes_of,
     labelled_part,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 KEPT_CLASSES = 3  # of a pseudo-label
 ALIGN_DECAY = 0.999
-SCALE, SCALE_OF_MANY, MANY_CLASSES = 1.0, 2.25, 50  # of a learned confusion: the authors' for CIFAR-10 and CIFAR-100
+SCALE, SCALE_OF_MANY = 1.0, 2.25  # of a learned confusion: the authors' for CIFAR-10 and CIFAR-100
 BALANCE = 0.1  # weight of class shares of the mean prediction, where single instances are labelled
 
 

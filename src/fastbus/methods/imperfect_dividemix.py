@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import nll_loss
 
-from fastbus.methods.imperfect_noisy import MANY_CLASSES, SETTINGS, noise_of, noisy_labels
+from fastbus.methods.imperfect_noisy import SETTINGS, noise_of, noisy_labels
 from fastbus.methods.mixing import BetaShares, mix, sharpen, shuffled
 from fastbus.methods.registry import Method, MethodOptions, register
-from fastbus.methods.rows import indicator, linear_ramp, mean_where, soft_cross_entropy
+from fastbus.methods.rows import MANY_CLASSES, indicator, linear_ramp, mean_where, soft_cross_entropy
 from fastbus.methods.second_network import SecondNetwork, fresh_network
 from fastbus.training.image_run import PREDICTED_AT_ONCE, ImageRun
 from fastbus.training.step_objective import Network, StepInputs, StepObjective

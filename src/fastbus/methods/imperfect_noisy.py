@@ -11,6 +11,7 @@ from torch.nn.functional import nll_loss
 
 from fastbus.methods.registry import Method, MethodOptions, register
 from fastbus.methods.rows import (
+    MANY_CLASSES,
     blend,
     classes_of,
     indicator,
@@ -26,7 +27,6 @@ from fastbus.training.recipes import Recipe
 from fastbus.training.step_objective import StepInputs, StepObjective
 
 SETTINGS = ("noisy_label",)
-MANY_CLASSES = 50  # beyond these the authors' settings for CIFAR-100 hold, not those for CIFAR-10
 FAR_MORE = 3.0  # times as many wrong labels of one class of two as of the other count as asymmetric noise
 SOP_START = 1e-8  # deviation of the first values of both over-parameterisations
 SOP_PASSES = 300  # of the authors; what grows by a factor in every pass must grow faster in fewer

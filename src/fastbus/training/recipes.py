@@ -287,19 +287,16 @@ def usual_own(supervision: Supervision, num_images: int, num_bags: int) -> bool 
     """The `own` of a kind of weak label in runs of usual length, which methods with an order of views of their own
     keep in short ones.
     """
-    return _of_kind(supervision, num_images, num_bags).own
+    return _of_kind(supervision, num_images, num_bags)[0].own
 
 
-def _of_kind(supervision: Supervision, num_images: int, num_bags: int) -> Recipe:
-    """The recipe of a kind of weak label, by how much it says."""
+def _of_kind(supervision: Supervision, num_images: int, num_bags: int) -> tuple[Recipe, bool]:
+    """The recipe of a kind of weak label, by how much it says, and whether it speaks of large bags."""
     recipe = RECIPES.get(supervision.name, INSTANCES if supervision.level == "instance" else BAGS)
+    large = recipe is BAGS and num_images >= LARGE_BAGS * num_bags
     if supervision.name == "pair_comparison" and num_bags < FEW_PAIRS:
         recipe = recipe.replace(own=True)
-    return recipe.replace(own=OWN_HALF) if _are_large(recipe, num_images, num_bags) else recipe
-
-
-def _are_large(recipe: Recipe, num_images: int, num_bags: int) -> bool:
-    return recipe.replace(own=False) == BAGS and num_images >= LARGE_BAGS * num_bags
+    return (recipe.replace(own=OWN_HALF) if large else recipe), large
 
 
 def recipe_for(
@@ -315,8 +312,7 @@ def recipe_for(
     epochs: as many as the caller wants, to which the rest is suited; None for as many as suit the rest.
     """
     main = supervision.parts[0] if isinstance(supervision, Combination) else supervision
-    recipe = _of_kind(main, num_images, num_bags)
-    large = _are_large(recipe, num_images, num_bags)
+    recipe, large = _of_kind(main, num_images, num_bags)
     if len(image_shape) == 1:
         recipe = unaided(recipe, main.name)
         passes = max(10, TABLE_STEPS * TABLE_ROWS // max(1, num_images))

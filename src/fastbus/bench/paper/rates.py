@@ -7,7 +7,7 @@ it is. Test images play no part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastbus.bench.paper.grid import Cell
@@ -30,11 +30,12 @@ def rates_of(records: Sequence[Record]) -> Rates:
     trials = [record for record in records if record.get("budget") and record["config"]["held_out"]]
 
     def rate(cell: Cell, method: str, recipe: Recipe) -> float:
+        entries = {name: value for name, value in recipe.as_dict().items() if name not in OF_ITS_OWN}
         fit = [
             trial
             for trial in trials
             if (trial["setting"], trial["data"], trial["method"]) == (cell.setting, cell.data, method)
-            and _alike(trial["config"], recipe)
+            and trained_by(trial["config"], entries)
         ]
         fit = [trial for trial in fit if trial["cell"] == cell.name] or [
             trial for trial in fit if trial["cell"] == fit[0]["cell"]
@@ -57,10 +58,9 @@ def rates_of(records: Sequence[Record]) -> Rates:
     return rate
 
 
-def _alike(config: dict[str, Any], recipe: Recipe) -> bool:
-    """Whether a trial was trained by these entries of a recipe; one that an older line does not have was off."""
-    entries = {name: value for name, value in recipe.as_dict().items() if name not in OF_ITS_OWN}
-    return all((config[name] or 0) == (value or 0) for name, value in entries.items() if name in config)
+def trained_by(config: Mapping[str, Any], entries: Mapping[str, Any]) -> bool:
+    """Whether a run's configuration has these entries of a recipe; one that an older line does not have was off."""
+    return all((config.get(name) or 0) == (value or 0) for name, value in entries.items())
 
 
 def _likelihoods(trials: Sequence[Record]) -> dict[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastbus.bench.paper.methods import EQUAL, SUPERVISED
-from fastbus.bench.paper_report.summary import ONE_CLASS, Group, Row, figure_text, percent
+from fastbus.bench.paper_report.summary import Group, Row, figure_text, percent
 
 HEADINGS = (
     "images", "cell", "budget", "method", "ours", "seeds", "paper", "ours − paper", "network", "rate", "epochs",
@@ -78,9 +78,9 @@ def _rate(group: Group) -> str:
 
 def _failed(group: Group) -> str:
     """What an accuracy may hide: a network that calls everything by one class, or that ended in no numbers."""
-    shares = [run["predicted_shares"] for run in group.runs if "predicted_shares" in run]  # older lines have none
-    dead, single = sum(not found for found in shares), sum(max(found, default=0.0) > ONE_CLASS for found in shares)
-    told = [f"{number} of {len(group.runs)} {what}" for number, what in ((dead, DEAD), (single, SINGLE)) if number]
+    dead = sum(not run["predicted_shares"] for run in group.runs if "predicted_shares" in run)  # older lines have none
+    found = ((dead, DEAD), (group.single, SINGLE))
+    told = [f"{number} of {len(group.runs)} {what}" for number, what in found if number]
     return ", ".join(told)
 
 

@@ -70,7 +70,7 @@ def held_out(cell: Cell, groups: Sequence[tuple[int, Group]], name: str) -> str:
         for at, (_, group) in enumerate(groups):
             _lines(axes, group, SERIES[at % len(SERIES)], "", "held_out")
         low, high = axes.get_ylim()
-        ends = [group.kept_back or 0.0 for _, group in groups]
+        ends = [kept for _, group in groups if (kept := group.kept_back) is not None]  # all have some
         for at, place in enumerate(apart(ends, (high - low) * NUMBER / height, low, high)):
             axes.annotate(str(groups[at][0]), (1.0, place), xytext=(4, 0), textcoords="offset points", va="center",
                           fontsize=7, color=SERIES[at % len(SERIES)], annotation_clip=False)  # fmt: skip

@@ -17,9 +17,11 @@ from fastbus.bench.paper.draw import ceiling_cell
 from fastbus.bench.paper.grid import Cell, Figure
 from fastbus.bench.paper.methods import PAPER_NAMES, SUPERVISED
 from fastbus.bench.paper.plan import product_job
+from fastbus.bench.paper.rates import trained_by
 from fastbus.bench.paper.sets import MISSING_FILES
 from fastbus.bench.results import Record
 
+ONE_CLASS = 0.99  # of the test images
 QUIET = ("supervision", "images", "bags", "num_classes", "steps_per_epoch", "draw")  # follow from the rest
 
 # entries of recipes that the product had for a while, where runs had asked for them by --set before
@@ -64,9 +66,9 @@ class Group(NamedTuple):
         if product is None:
             return 0 if first["variant"] else 1
         entries = product.recipe.as_dict()
-        if self._has(entries):
+        if trained_by(self.config, entries):
             return 2
-        former = any(self._has(entries | changes) for changes in FORMER.get(self.cell.setting, ()))
+        former = any(trained_by(self.config, entries | changes) for changes in FORMER.get(self.cell.setting, ()))
         return 0 if first["variant"] and not former and not self.shortened else 1
 
     @property
@@ -76,12 +78,8 @@ class Group(NamedTuple):
         if product is None or self.config["epochs"] >= product.recipe.epochs:
             return 0
         mine = ("epochs", "pretrain") if self.method == SUPERVISED else ("epochs",)  # true labels need no such start
-        same = self._has(product.recipe.as_dict() | {name: self.config.get(name, 0) for name in mine})
+        same = trained_by(self.config, product.recipe.as_dict() | {name: self.config.get(name, 0) for name in mine})
         return product.recipe.epochs if same else 0
-
-    def _has(self, entries: dict[str, Any]) -> bool:
-        """Whether it was trained by these entries of a recipe; one that an older line does not have was off."""
-        return all((self.config.get(name) or 0) == (value or 0) for name, value in entries.items())
 
     @property
     def current(self) -> bool:
@@ -103,6 +101,11 @@ class Group(NamedTuple):
     def paper(self) -> Figure:
         names = {name: key for key, name in PAPER_NAMES.items()}
         return self.cell.paper.get(names.get(self.method, ""))
+
+    @property
+    def single(self) -> int:
+        """How many runs call all test images by one class; older lines do not tell."""
+        return sum(max(run.get("predicted_shares") or [0.0]) > ONE_CLASS for run in self.runs)
 
     @property
     def kept_back(self) -> float | None:
@@ -239,7 +242,6 @@ HEADINGS = (
 )  # fmt: skip
 SCHEDULE = ("backbone", "rows", "learning_rate", "weight_decay", "warmup", "schedule", "decay")
 UNLIKE, FORMERLY, SINGLE = "‡", "§", "¶"
-ONE_CLASS = 0.99  # of the test images
 SAME_VIEWS = 0.06  # what padding of bags makes of equal budgets
 NUMERIC = (3, 4, 5, 6, 7, 9, 11, 12, 13)
 
@@ -294,8 +296,7 @@ def lines_of(row: Row) -> list[tuple[str, ...]]:
 
 def _marked(group: Group) -> str:
     """The figure, with signs where it is not yet the recipe's and where a run calls everything by one class."""
-    single = any(max(run.get("predicted_shares") or [0.0]) > ONE_CLASS for run in group.runs)
-    return percent(group.mean, group.spread) + FORMERLY * (not group.current) + SINGLE * single
+    return percent(group.mean, group.spread) + FORMERLY * (not group.current) + SINGLE * bool(group.single)
 
 
 def _ceiling(group: Group, ceiling: Group | None) -> str:
