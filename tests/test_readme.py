@@ -1,12 +1,15 @@
-"""Every Python snippet and every command of the README works as printed."""
+"""Every Python snippet and every command of the README works as printed; its links and those of the guides lead on."""
 
 import re
 from pathlib import Path
+
+import pytest
 
 from fastbus.supervision import REGISTRY
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -22,18 +25,19 @@ def test_snippets_run_in_order() -> None:
         exec(code, namespace)
 
 
-def test_make_targets_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
-    mentioned = set(re.findall(r"\bmake ([a-z]+)`", README))
-    mentioned |= set(re.findall(r"^make ([a-z]+)", README, re.MULTILINE))
-    assert {"run", "test"} <= mentioned
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_make_targets_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    mentioned = set(re.findall(r"`make ([a-z]+)`", text)) | set(re.findall(r"^make ([a-z]+)", text, re.MULTILINE))
     assert mentioned <= targets
+    assert page.name != "README.md" or {"run", "test"} <= mentioned
 
 
-def test_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", README)
-    missing = [link for link in links if "://" not in link and not (ROOT / link).exists()]
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert missing == []
 
 
