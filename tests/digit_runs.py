@@ -36,13 +36,16 @@ def method_digits(kind: str) -> tuple[Supervision, Tensor, Tensor, Tensor, np.nd
     return weak_digits(kind)
 
 
-def method_run(kind: str, method: str, recipe: Recipe = QUICK, seed: int = 0, **facts: object) -> ImageRun:
+def method_run(
+    kind: str, method: str, recipe: Recipe = QUICK, seed: int = 0, *, device: str = "cpu", **facts: object
+) -> ImageRun:
     """A run that has not started."""
     rule, images, sizes, weak, _, classes = method_digits(kind)
     make = objective_of(method, **facts)
     return ImageRun(
-        rule, images, sizes, weak, num_classes=classes, recipe=recipe, seed=seed, flip=False, objective=make
-    )
+        rule, images, sizes, weak, num_classes=classes, recipe=recipe, seed=seed, device=device, flip=False,
+        objective=make,
+    )  # fmt: skip
 
 
 def unseen_accuracy(run: ImageRun, kind: str) -> float:

@@ -36,12 +36,12 @@ def pair_digits(kind: str) -> tuple[Supervision, Tensor, Tensor]:
     return fastbus.ConfidenceDifference(), images[rows], torch.from_numpy(sure[:, 1] - sure[:, 0])
 
 
-def pair_run(kind: str, method: str, recipe: Recipe = QUICK, **facts: object) -> ImageRun:
+def pair_run(kind: str, method: str, recipe: Recipe = QUICK, *, device: str = "cpu", **facts: object) -> ImageRun:
     """A run of a method that has not started."""
     rule, images, weak = pair_digits(kind)
     make = objective_of(method, **facts)
     sizes = torch.full((PAIRS,), 2)
-    return ImageRun(rule, images, sizes, weak, num_classes=2, recipe=recipe, flip=False, objective=make)
+    return ImageRun(rule, images, sizes, weak, num_classes=2, recipe=recipe, device=device, flip=False, objective=make)
 
 
 def pair_accuracy(run: ImageRun) -> float:

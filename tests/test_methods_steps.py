@@ -25,12 +25,12 @@ CASES = [
 ]
 
 
-def ready_run(name: str, kind: str) -> ImageRun:
+def ready_run(name: str, kind: str, device: str = "cpu") -> ImageRun:
     recipe = QUICK.replace(epochs=2)
     if kind in PAIRS:
         facts = {"prior": PRIOR} if "prior" in get_method(name).needs else {}
-        return pair_run(kind, name, recipe, **facts)
-    return method_run(kind, name, recipe)
+        return pair_run(kind, name, recipe, device=device, **facts)
+    return method_run(kind, name, recipe, device=device)
 
 
 def test_of_an_instance_that_a_batch_holds_twice_the_first_value_is_kept() -> None:
