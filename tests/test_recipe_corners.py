@@ -147,6 +147,10 @@ def test_what_goes_by_the_length_of_a_run_is_suited_to_the_epochs_that_are_wante
     assert recipe_for(bags, **size, image_shape=clothes).own is False  # 15,600
     assert recipe_for(bags, **size, image_shape=colours, epochs=25).own is False
     assert recipe_for(confidences, **size, image_shape=clothes, epochs=25).own is False
+    rates = [recipe_for(bags, **size, image_shape=shape, epochs=25).learning_rate for shape in (clothes, colours)]
+    assert rates == [0.06, 0.1] and recipe_for(bags, **size, image_shape=clothes).learning_rate == 0.03
+    few = recipe_for(fastbus.SemiSupervised(), **size, image_shape=clothes, epochs=25)  # die at larger ones
+    assert few.learning_rate == 0.03 and not few.own
     sharp = [recipe_for(pairs, **size, image_shape=clothes, epochs=epochs).sharpen for epochs in (25, 60)]
     assert sharp == [4.0, 2.0]
     noisy: dict[str, Any] = {"num_images": 50_000, "num_bags": 50_000, "image_shape": colours}
@@ -154,7 +158,8 @@ def test_what_goes_by_the_length_of_a_run_is_suited_to_the_epochs_that_are_wante
     assert fades == [0.75, 0.75, 0.0]
     assert recipe_for(bags, **size, epochs=7).epochs == 7
     large = size | {"num_bags": 500}
-    assert recipe_for(bags, **large, image_shape=clothes, epochs=25).own == 0.5  # as large bags have it anyway
+    crowded = recipe_for(bags, **large, image_shape=clothes, epochs=25)  # as large bags have it anyway
+    assert (crowded.own, crowded.learning_rate) == (0.5, 0.03)
     positives = [recipe_for(fastbus.PositiveUnlabeled(0.4), **size, image_shape=shape) for shape in (clothes, colours)]
     assert [recipe.labelled_rows for recipe in positives] == [48, 16]
 
