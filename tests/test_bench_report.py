@@ -84,13 +84,18 @@ def test_methods_at_one_budget_have_a_table_of_their_own() -> None:
     (row, *_) = summarise(CELLS, lines)
     assert row.ours is not None and row.ours.mean == 82  # the product's recipe as before
     assert [(group.method, len(group.runs)) for group in row.alike] == [("fastbus", 2), ("glws", 1)]
-    assert "mixup 0 → 0.5" in [change for _, change in row.ablations]
+    assert [change for _, change in row.ablations] == ["mixup 0 → 0.5", "held_out 0 → 0.1"]  # of runs() alone
     assert [line[3:8] + line[-1:] for line in budget_lines([row])] == [
         ("fastbus", "70.50 ± 0.71", "2", "71.02 ± 0.81", "−0.52", ""),
         ("glws", "60.00", "1", "68.97 ± 0.79", "−8.97", "†"),
     ]
     assert budget_reasons([row]) == ["† glws: not explained yet"]
     assert "one budget" in as_markdown([row]) and "one budget" in as_page([row])
+
+
+def test_a_cell_that_was_run_at_one_budget_alone_says_so() -> None:
+    (row, *_) = summarise(CELLS, [record(70.0, variant="views=1000", budget=1000)])
+    assert row.ours is None and lines_of(row)[0][3] == "at one budget alone, below"
 
 
 def test_rates_of_ones_own_are_marked_and_their_trials_are_no_ablations() -> None:

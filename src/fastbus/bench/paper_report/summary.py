@@ -141,6 +141,8 @@ class Row(NamedTuple):
         """Why there is no figure of ours."""
         if self.ours is not None:
             return ""
+        if self.alike:
+            return "at one budget alone, below"
         return "official files needed" if self.cell.data in MISSING_FILES else "not run"
 
 
@@ -177,7 +179,14 @@ def _row(cell: Cell, own: list[Group], main: dict[str, Group], ceiling: Group | 
     methods = sorted(main, key=lambda name: (name != "fastbus", name))
     alike = _compared([group for group in (*shared, *own) if group.budget is not None and not group.config["held_out"]])
     trials = tuple(group for group in own if group.budget is not None and group.config["held_out"])
-    changed = (group for group in own if group not in main.values() and group not in alike and group not in trials)
+    # what another method had at a budget before is no ablation of it
+    renewed = {(group.budget, group.asked, group.method) for group in alike if group.method != "fastbus"}
+    changed = (
+        group
+        for group in own
+        if group not in main.values() and group not in alike and group not in trials
+        and (group.budget, group.asked, group.method) not in renewed
+    )  # fmt: skip
     beside = {(group.budget, group.method): group for group in alike} | {(None, name): main[name] for name in main}
     return Row(
         cell,
