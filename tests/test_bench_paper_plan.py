@@ -7,6 +7,7 @@ import pytest
 
 from fastbus.cli import main
 
+ROOT = Path(__file__).resolve().parent.parent
 PLAN = """
 # the first ones first
 --settings partial_label --set epochs=1
@@ -51,6 +52,17 @@ def test_the_list_says_what_is_changed_and_how_much_there_is_to_do(
     # two of 40,000 views a pass
     views = 2 * 3 * 0.1 * 128 / 112 + 2 * 0.1 + 2 * 2 * 0.04
     assert f"4 of 4 runs are still to be done, {views:.0f} million views in all" in shown
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results" / "plans").glob("*.txt")), ids=lambda path: path.name)
+def test_the_plans_of_the_reported_runs_are_well_formed(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    untuned = plan(tmp_path, path.read_text(encoding="utf-8").replace(" --tuned", ""))  # trials may be still to come
+    assert main(["bench", "paper", "--plan", str(untuned), "--list", "--json", "--out", str(tmp_path)]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    expected = {"cifar10", "cifar10n"} if path.name.startswith("cifar10") else {"mnist", "fashion_mnist"}
+    assert {entry["data"] for entry in listed} <= expected and len({entry["setting"] for entry in listed}) == 10
 
 
 @pytest.mark.parametrize(
