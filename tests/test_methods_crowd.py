@@ -11,6 +11,7 @@ from fastbus.methods import imperfect_crowd as crowd
 from fastbus.methods import objective_of
 from fastbus.oracle import enumerate_posterior
 from fastbus.training.image_run import ImageRun
+from method_steps import inputs_of, random_logits, single_rows
 from tensors import close
 from test_image_run import QUICK
 
@@ -79,6 +80,22 @@ def test_the_crowd_layer_by_hand() -> None:
     logits = torch.tensor(p[None]).log()
     loss = crowd.crowd_layer_loss(logits, torch.tensor([[0, 1, -1]]), torch.tensor(layer))
     assert float(loss) == pytest.approx(expected, abs=1e-10)  # the third did not answer
+
+
+def test_a_matrix_learns_from_its_own_annotator_alike_however_many_there_are() -> None:
+    """The slope of the mean over that annotator's answers, whoever else answers, and how often."""
+    answers = torch.tensor([[0, -1], [1, -1], [-1, 2], [2, 1], [0, -1]])
+    logits = random_logits(5, 3).float()
+
+    def slopes(answers: torch.Tensor) -> torch.Tensor:
+        objective = crowd.CrowdLayer(answers, 3, QUICK)
+        inputs = inputs_of(logits, logits, single_rows(torch.arange(5)))
+        (found,) = torch.autograd.grad(objective(inputs), objective.learned["layer"])
+        return found
+
+    alone = slopes(answers[:, :1])[0]
+    for others in (answers[:, 1:], answers[:, 1:].repeat(1, 7)):
+        close(slopes(torch.cat([answers[:, :1], others], 1))[0], alone, 1e-6)
 
 
 SMOKE = {"majority_vote": (6, 0.1, 0.85), "dawid_skene": (6, 0.1, 0.85), "crowd_layer": (12, 0.2, 0.7)}

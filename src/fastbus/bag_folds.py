@@ -17,6 +17,7 @@ from sklearn.utils.validation import _num_samples
 from fastbus.bags import Bags
 from fastbus.errors import InputError
 from fastbus.training.class_columns import by_class
+from fastbus.training.inputs import missing
 
 
 class BagKFold(GroupKFold):  # type: ignore[misc]
@@ -50,6 +51,13 @@ def bag_sequence(X: Any, weak: Any, bags: Any = None, *, classes: Any = None) ->
 
 
 def weak_accuracy(estimator: Any, X: Any, y: Any) -> float:
-    """The share of bags whose weak label is predicted right, as `scoring=` for sequences of bags."""
+    """The share of bags whose weak label is predicted right in all that it says, as `scoring=` for sequences of bags.
+
+    Missing entries are left out, and bags without any other; NaN where no bag is left.
+    """
     y = by_class(y, estimator.classes_, "weak_accuracy") if hasattr(estimator, "classes_") else y
-    return float((np.asarray(estimator.predict_weak(X)) == np.asarray(y)).mean())
+    told = np.asarray(y)
+    silent = missing(told)
+    right = ((np.asarray(estimator.predict_weak(X)) == told) | silent).reshape(len(told), -1).all(1)
+    some = ~silent.reshape(len(told), -1).all(1)
+    return float(right[some].mean()) if some.any() else float("nan")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from fastbus.bags import Bags
@@ -15,7 +15,7 @@ from fastbus.errors import InputError
 from fastbus.inference.class_coupling import ClassCoupling
 from fastbus.inference.predict_weak import expected_weak
 from fastbus.learner_defaults import device_of
-from fastbus.learner_inputs import Scale, as_rows
+from fastbus.learner_inputs import Scale, as_rows, check_range
 from fastbus.supervision.base import Supervision
 from fastbus.training.bag_set import BagSet
 from fastbus.training.class_columns import by_class
@@ -35,6 +35,7 @@ class Answers:
     device: str
     classes_: NDArray[Any]
     n_outputs_: int
+    standardize: bool
     input_shape_: tuple[int, ...]
     weak_columns_: list[bool]
     mean_: Tensor
@@ -60,6 +61,8 @@ class Answers:
                 fits(rows)
             known = validate_data(self, rows, reset=False, allow_nd=True, dtype=list(ROWS), ensure_all_finite=False)
             fits(known)
+            if self.standardize:
+                check_range(np.asarray(known), Scale(self.mean_, self.scale_))
             return np.asarray(known)
 
         def fits(known: Any) -> None:
@@ -147,19 +150,25 @@ class Answers:
         return tuple(answers) if len(answers) > 1 else answers[0]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, bags: Any = None) -> float:
-        """Accuracy where y holds a true class for every row, else the mean log-likelihood of weak labels y.
+        """Accuracy where y holds the classes of rows, else the mean log-likelihood of weak labels y.
 
         Weak labels are those of bags (X is a sequence of bags, or bags= is given), candidate sets, answers of
-        crowds, and labels of which some are missing.
+        crowds, and positives among unlabelled rows. Rows whose class is missing are left out of an accuracy.
         """
         check_is_fitted(self, "network_")
         if not self._are_classes(X, y, bags):
             return self.weak_log_likelihood(X, y, bags)
-        from sklearn.metrics import accuracy_score
-
-        if self.head == "sigmoid" and self.n_outputs_ > 1:
-            y = by_class(y, self.classes_, "score", keyed=False)
-        return float(accuracy_score(y, self.predict(X), sample_weight=sample_weight))
+        several = self.head == "sigmoid" and self.n_outputs_ > 1
+        y = np.asarray(by_class(y, self.classes_, "score", keyed=False) if several else y)
+        known, predicted = np.asarray(~missing(y, self.classes_)), self.predict(X)
+        check_consistent_length(y, predicted, sample_weight)
+        right = np.asarray(predicted == y)
+        if several:
+            known, right = (np.asarray(flags.all(1)) for flags in (known, right))
+        if not known.any():
+            raise InputError("score: y without a single class; expected some of them. Pass rows whose class is known.")
+        weight = None if sample_weight is None else np.asarray(sample_weight)[known]
+        return float(np.average(right[known], weights=weight))
 
     def _are_classes(self, X: Any, y: Any, bags: Any) -> bool:
         if isinstance(y, (tuple, dict)) or (hasattr(y, "columns") and "bag" in list(y.columns)):
@@ -169,7 +178,11 @@ class Answers:
             return False
         values = np.asarray(y)
         several = self.head == "sigmoid" and self.n_outputs_ > 1
-        return values.ndim == 1 + several and not missing(values, self.classes_).any()
+        if values.ndim != 1 + several:
+            return False
+        # one figure for every fold of a cross-validation, whether or not labels happen to be missing in it
+        of_classes = all(part.title in ("semi_supervised", "noisy_label") for part in parts_of(self.supervision_))
+        return of_classes or not missing(values, self.classes_).any()
 
     def weak_log_likelihood(self, X: Any, y: Any, bags: Any = None) -> float:
         """Mean log P(w | x) of a bag: how well the weak labels of bags are predicted, without true labels."""

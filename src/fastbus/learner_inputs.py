@@ -94,6 +94,19 @@ def learn_scale(rows: Tensor, weights: Tensor | None, standardize: bool) -> Scal
     return Scale(mean, scale.masked_fill(scale <= 1e-12 * largest.reshape(shape), 1.0))
 
 
+def check_range(rows: NDArray[Any], scale: Scale) -> None:
+    """Complain of images in [0, 1] after a fit on values up to 255, and the other way round."""
+    if not is_image(rows.shape[1:]) or not rows.size:
+        return
+    mean, deviation, largest = float(scale.mean.max()), float(scale.scale.max()), float(rows.max())
+    small = rows.dtype.kind == "f" and mean > 2 and 0 < largest <= 1 and float(rows.min()) >= 0
+    if small or (mean <= 1 and deviation <= 1 and largest >= 16):
+        raise InputError(
+            f"images with values up to {largest:g}; expected the range of those fitted, whose mean was {mean:.3g}. "
+            f"{'Multiply' if small else 'Divide'} them by 255."
+        )
+
+
 def training_inputs(rows: Tensor, scale: Scale, asked: Any, on: bool) -> tuple[Tensor, Views | None]:
     """What a network is trained on: scaled rows, or where views are on, rows and the views that scale them.
 

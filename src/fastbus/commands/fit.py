@@ -228,10 +228,10 @@ def _train(classifier: WeakClassifier, supervision: Supervision, data: WeakData,
     with contextlib.redirect_stdout(sys.stderr) if progress else contextlib.nullcontext():
         fit_resumably(classifier, supervision, data, run, progress)
     classifier.save(run)
-    reported = report(classifier, supervision, data, run)
+    lacking = report(classifier, supervision, data, run)
     summary = {
         "run": str(run),
-        "report": REPORT if reported else "none: install fastbus[report]",
+        "report": f"none: {lacking}" if lacking else REPORT,
         "bags": len(data),
         "instances": data.bags.num_instances,
         "classes": [str(name) for name in classifier.classes_.tolist()],
@@ -239,6 +239,6 @@ def _train(classifier: WeakClassifier, supervision: Supervision, data: WeakData,
         **scores(classifier, data),
     }
     write_json(run / SUMMARY, {name: value for name, value in summary.items() if name != "run"})
-    place = {} if options.json or not reported else {"report": str(run / REPORT)}  # read by people: to be opened
+    place = {} if options.json or lacking else {"report": str(run / REPORT)}  # read by people: to be opened
     print_summary(summary | place | {"seconds": time.perf_counter() - start}, options.json)
     return 0

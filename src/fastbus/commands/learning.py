@@ -14,6 +14,7 @@ from fastbus.learner import WeakClassifier
 from fastbus.supervision.base import Supervision
 from fastbus.supervision.combine import Combination
 from fastbus.training.inputs import CLASS_VALUED, parts_of
+from fastbus.training.noise import needs_estimate
 
 
 def rows_and_weak(supervision: Supervision, data: WeakData) -> tuple[Bags, Any]:
@@ -44,17 +45,19 @@ def fit_resumably(
     classifier.set_params(folder=None, resume=False, verbose=0)  # a saved classifier knows no paths
 
 
-def report(classifier: WeakClassifier, supervision: Supervision, data: WeakData, run: Path) -> bool:
-    """Write the run's report; False where the package that draws its pictures is not installed."""
+def report(classifier: WeakClassifier, supervision: Supervision, data: WeakData, run: Path) -> str:
+    """Write the run's report; returns why there is none, nothing where there is one."""
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        return False
+        return "install fastbus[report]"
+    if needs_estimate(classifier.supervision_):  # another method trains without what too few rows tell
+        return "it wants what the rule leaves open, such as --option rate=0.2 or prior=0.4"
     from fastbus.report import write_report
 
     bags, weak = rows_and_weak(supervision, data)
     write_report(run, classifier, bags, weak, labels=data.labels, title=f"{supervision.title}: {run.name}")
-    return True
+    return ""
 
 
 def scores(classifier: WeakClassifier, data: WeakData) -> dict[str, Any]:

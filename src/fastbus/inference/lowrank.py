@@ -11,6 +11,8 @@ Sparse U is a chain with fewer states, O(K Y R); dense U is a matrix, O(K Y R^2)
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
@@ -30,7 +32,7 @@ from fastbus.supervision.evidence import Rule
 
 def check_rank(rank: object) -> None:
     """Refuse what is no number of states."""
-    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, Integral) or rank < 1):
         raise InputError(f"rank={rank!r}; expected an integer from 1, or None for all states. Give a number of states.")
 
 

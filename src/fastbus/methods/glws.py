@@ -20,12 +20,14 @@ from fastbus.methods.general import bag_chains, chain_nll, whole_posterior
 from fastbus.methods.registry import Method, MethodOptions, register
 from fastbus.methods.rows import (
     MANY_CLASSES,
+    blend,
     candidates_of,
     classes_of,
     labelled_part,
     mean_where,
     score,
     soft_cross_entropy,
+    strong_share,
     transition_of,
     view_logits,
 )
@@ -82,7 +84,7 @@ class BagEM(StepObjective):
 
     def __init__(self, run: ImageRun) -> None:
         super().__init__()
-        self.own = own_of(run)
+        self.own, self.strong = own_of(run), strong_share(run.recipe)
         self.longest = int(run.sizes.max())
         self.weak, self.seen = bag_chains(run)
 
@@ -99,8 +101,8 @@ class BagEM(StepObjective):
             q = own_first(self.own, inputs.progress, lambda: solved(strong.detach()), solved(weak.detach()))
         nll = torch.where(block.held[:, None], chain_nll(padded, block.inside, said, seen=self.seen), 0.0).sum()
         rows, bags = (x.sum().clamp(min=1) for x in (inputs.real, block.held))
-        agree = soft_cross_entropy(strong, q)
-        return (mean_where(agree, inputs.real) + nll.float() / bags) / (1 + rows / bags)
+        agree = self.strong * soft_cross_entropy(strong, q)
+        return (mean_where(agree, inputs.real) + nll.float() / bags) / (self.strong + rows / bags)
 
     def posterior(self, padded: Tensor, block: Block, said: Tensor) -> Tensor:
         """(B, K, C), normalised over the classes."""
@@ -134,7 +136,7 @@ class PartialEM(StepObjective):
 
     def __init__(self, run: ImageRun) -> None:
         super().__init__()
-        self.candidates = candidates_of(run)
+        self.candidates, self.recipe = candidates_of(run), run.recipe
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         weak, strong = view_logits(inputs)
@@ -144,8 +146,8 @@ class PartialEM(StepObjective):
         with torch.no_grad():
             q = log_yes.exp().float() * candidate
             q = q / q.sum(1, keepdim=True).clamp(min=1e-12)
-        agree = soft_cross_entropy(weak, q) + soft_cross_entropy(strong, q)
-        return (outside + agree / 2).mean() + BALANCE * imbalance(weak)
+        agree = blend(self.recipe, soft_cross_entropy(weak, q), soft_cross_entropy(strong, q))
+        return (outside + agree).mean() + BALANCE * imbalance(weak)
 
 
 class NoisyEM(StepObjective):
@@ -158,7 +160,7 @@ class NoisyEM(StepObjective):
         """transition (C, C): P(said | class), None to learn it, with odds up to e^scale."""
         super().__init__()
         C = run.num_classes
-        self.scale = scale
+        self.scale, self.strong = scale, strong_share(run.recipe)
         labels = classes_of(run.weak, C, run.supervision.name).to(run.device)
         self.labels, self.told = labels.clamp(min=0), labels >= 0
         self.log_known: Tensor | None = None
@@ -181,7 +183,7 @@ class NoisyEM(StepObjective):
         likelihood = -torch.logsumexp(joint, 1)
         em = soft_cross_entropy(strong + log_evidence.detach(), q)
         consistent = soft_cross_entropy(strong, weak.detach().softmax(1))
-        return (likelihood + em + consistent).mean() + BALANCE * imbalance(weak)
+        return (likelihood + self.strong * (em + consistent)).mean() + BALANCE * imbalance(weak)
 
 
 class SemiEM(StepObjective):

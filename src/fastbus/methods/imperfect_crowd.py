@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 
 from fastbus.errors import WeakLabelError
 from fastbus.methods.registry import Method, MethodOptions, register
-from fastbus.methods.rows import blend, classes_of, mean_where, soft_cross_entropy, view_logits
+from fastbus.methods.rows import at_rate, blend, classes_of, mean_where, soft_cross_entropy, view_logits
 from fastbus.training.image_run import ImageRun
 from fastbus.training.recipes import Recipe
 from fastbus.training.step_objective import StepInputs, StepObjective
@@ -96,11 +96,15 @@ class CrowdLayer(StepObjective):
         self.learned["layer"] = start.requires_grad_()
         # the trainer gives learned tensors no momentum, which would multiply their steps in the long run
         self.rates["layer"] = 1 / (1 - recipe.momentum)
+        # a mean over all answers leaves each annotator's matrix the slope of its own share of them
+        number = (answers >= 0).sum(0)
+        self.share = (number.sum() / number.clamp(min=1)).float()[:, None, None]
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         answers = self.answers.index_select(0, inputs.step.rows)
         given = (answers >= 0).sum(1) * inputs.real  # every answer counts alike
-        losses = [mean_where(crowd_layer_loss(x, answers, self.learned["layer"]), given) for x in view_logits(inputs)]
+        layer = at_rate(self.learned["layer"], self.share)
+        losses = [mean_where(crowd_layer_loss(x, answers, layer), given) for x in view_logits(inputs)]
         return blend(self.recipe, *losses)
 
 
@@ -157,8 +161,9 @@ register(
         title="CrowdLayer",
         settings=SETTINGS,
         reference="Rodrigues and Pereira, Deep learning from crowds, AAAI 2018",
-        differs="The matrices learn without momentum or weight decay, at the rate that makes up for it; the loss is "
-        "averaged over both views.",
+        differs="The matrices learn without momentum or weight decay, at the rate that makes up for it, each by the "
+        "mean over its own annotator's answers: the authors' Adam does not mind the scale of a slope, SGD does. The "
+        "loss is averaged over both views.",
         make=_crowd_layer,
     )
 )

@@ -15,7 +15,7 @@ from torch.nn.functional import nll_loss
 from fastbus.methods.imperfect_noisy import SETTINGS, noise_of, noisy_labels
 from fastbus.methods.mixing import BetaShares, mix, sharpen, shuffled
 from fastbus.methods.registry import Method, MethodOptions, register
-from fastbus.methods.rows import MANY_CLASSES, indicator, linear_ramp, mean_where, soft_cross_entropy
+from fastbus.methods.rows import MANY_CLASSES, indicator, linear_ramp, mean_where, soft_cross_entropy, strong_share
 from fastbus.methods.second_network import SecondNetwork, fresh_network
 from fastbus.training.image_run import PREDICTED_AT_ONCE, ImageRun
 from fastbus.training.step_objective import Network, StepInputs, StepObjective
@@ -65,11 +65,14 @@ def refined_targets(clean: Tensor, said: Tensor, own: Tensor, other: Tensor) -> 
     return torch.where(kept[:, None], refined, guessed), kept
 
 
-def mixed_loss(logits: Tensor, targets: Tensor, kept: Tensor, weight: Tensor) -> Tensor:
-    """Cross-entropy over the rows that keep their label, `weight` times the squared error over the others."""
-    known = mean_where(soft_cross_entropy(logits, targets), kept)
+def mixed_loss(logits: Tensor, targets: Tensor, kept: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """Cross-entropy over the rows that keep their label, `weight` times the squared error over the others.
+
+    counts (M,): what each row counts in the two means.
+    """
+    known = mean_where(soft_cross_entropy(logits, targets), kept * counts)
     squared = ((torch.softmax(logits, 1) - targets) ** 2).mean(1)
-    return known + weight * mean_where(squared, ~kept)
+    return known + weight * mean_where(squared, ~kept * counts)
 
 
 def published_weight(rate: float, asymmetric: bool, num_classes: int) -> float:
@@ -94,6 +97,7 @@ class DivideMix(StepObjective):
         """unlabelled_weight: None chooses it by the share of labels that the first division distrusts."""
         super().__init__()
         self.labels, self.asymmetric, self.undecided = labels, asymmetric, unlabelled_weight is None
+        self.strong = strong_share(run.recipe)
         self.unlabelled_weight = torch.full((), unlabelled_weight or 0.0, device=run.device)
         epochs = run.recipe.epochs
         warm = WARM_OF_MANY if run.num_classes > MANY_CLASSES else WARM_EPOCHS
@@ -165,7 +169,9 @@ class DivideMix(StepObjective):
         share = torch.maximum(self.shares.own(len(images), inputs.generator), self.warm)
         logits = network(mix(images, partner, share))
         weight = self.unlabelled_weight * linear_ramp(inputs.progress, *self.ramp)
-        loss = mixed_loss(logits, mix(targets, partner, share), kept, weight)
+        counts = torch.ones_like(logits[:, 0])
+        counts[len(counts) // 2 :] = self.strong
+        loss = mixed_loss(logits, mix(targets, partner, share), kept, weight, counts)
         if self.asymmetric:  # sure predictions are held back until labels are divided
             p = torch.softmax(logits, 1)
             loss = loss - self.warm * torch.special.entr(p).sum(1).mean()

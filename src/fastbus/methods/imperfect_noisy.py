@@ -12,12 +12,14 @@ from torch.nn.functional import nll_loss
 from fastbus.methods.registry import Method, MethodOptions, register
 from fastbus.methods.rows import (
     MANY_CLASSES,
+    at_rate,
     blend,
     classes_of,
     indicator,
     mean_where,
     remember,
     soft_cross_entropy,
+    strong_share,
     transition_of,
     view_logits,
 )
@@ -73,11 +75,6 @@ def sop_prediction(logits: Tensor, plus: Tensor, minus: Tensor) -> Tensor:
     """Predictions (M, C) with the noise, bounded away from 0 and normalised."""
     changed = (torch.softmax(logits, 1) + plus - minus).clamp(min=1e-4)
     return changed / changed.sum(1, keepdim=True)
-
-
-def at_rate(x: Tensor, factor: Tensor) -> Tensor:
-    """x, whose gradient is multiplied by a factor."""
-    return x.detach() + factor * (x - x.detach())
 
 
 class NoisyObjective(StepObjective):
@@ -166,7 +163,8 @@ class SparseNoise(NoisyObjective):
         balance = -with_noise.mean(0).clamp(min=1e-4).log().mean()
         seen = torch.softmax(views[0].detach(), 1)
         apart = soft_cross_entropy(views[1], seen) - torch.special.entr(seen).sum(1)  # KL(weak || strong)
-        return losses[0] + SOP_CONSISTENCY * mean_where(apart, inputs.real) + SOP_BALANCE * balance
+        consistency = SOP_CONSISTENCY * strong_share(self.recipe)
+        return losses[0] + consistency * mean_where(apart, inputs.real) + SOP_BALANCE * balance
 
 
 def _bounded(logits: Tensor) -> Tensor:

@@ -127,7 +127,8 @@ class RegularisedConsistency(Confidences):
         self._remember(inputs, geometric_confidence(tuple(x.detach() for x in views), candidates))
         excluded = mean_where(excluded_loss(views[0], candidates), inputs.real)
         entropy = torch.special.entr(confidence).sum(1)
-        apart = torch.stack([soft_cross_entropy(x, confidence) - entropy for x in views]).sum(0)  # sum of KL(q || p)
+        # the sum over views of KL(q || p) where they weigh alike
+        apart = 2 * blend(self.recipe, *(soft_cross_entropy(x, confidence) - entropy for x in views))
         return excluded + linear_ramp(inputs.progress, 0.0, RCR_RAMP) * mean_where(apart, inputs.real)
 
 

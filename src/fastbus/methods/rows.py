@@ -35,6 +35,16 @@ def blend(recipe: Recipe, weak: Tensor, strong: Tensor) -> Tensor:
     return (recipe.weak * weak + recipe.strong * strong) / (recipe.weak + recipe.strong)
 
 
+def strong_share(recipe: Recipe) -> float:
+    """What a term of the strong view alone weighs beside the others, 1 where the recipe weighs the views alike."""
+    return recipe.strong / recipe.weak if recipe.weak else 1.0
+
+
+def at_rate(x: Tensor, factor: Tensor) -> Tensor:
+    """x, whose gradient is multiplied by a factor."""
+    return x.detach() + factor * (x - x.detach())
+
+
 def mean_where(values: Tensor, chosen: Tensor) -> Tensor:
     """Mean of values (M,) over the rows chosen (M,), which may be weights; 0 where there are none."""
     weight = chosen.to(values.dtype)

@@ -84,6 +84,7 @@ class TrainConfig:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:
             raise InputError(f"{name}={value!r}; expected a whole number from {low}. {cure}")
+        object.__setattr__(self, name, int(value))  # a trainer may refuse numbers of numpy
 
     def _number(self, name: str, limit: float, expected: str, cure: str) -> None:
         value = getattr(self, name)

@@ -275,8 +275,15 @@ def missing(values: NDArray[Any], classes: NDArray[Any] | None = None) -> NDArra
     if values.dtype.kind in "iu":
         is_class = classes is not None and -1 in classes.tolist()
         return np.zeros(values.shape, dtype=bool) if is_class else np.asarray(values == -1)
-    flags = [value is None or value == "" or value != value for value in values.reshape(-1).tolist()]
+    flags = [_says_nothing(value) for value in values.reshape(-1).tolist()]
     return np.asarray(flags, dtype=bool).reshape(values.shape)
+
+
+def _says_nothing(value: Any) -> bool:
+    try:
+        return bool(value is None or value == "" or value != value)
+    except TypeError:  # pandas' NA is neither equal nor unequal to anything
+        return True
 
 
 def _encoded(part: Supervision, values: NDArray[Any], classes: NDArray[Any], head: str) -> NDArray[Any]:

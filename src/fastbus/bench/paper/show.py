@@ -23,6 +23,7 @@ from fastbus.bench.results import Record, alone_in, append_record, check_writabl
 from fastbus.errors import InputError
 from fastbus.learner_defaults import check_device
 from fastbus.report.write import as_json
+from fastbus.training.recipes import Recipe
 
 LOG, TINY_LOG = "paper.jsonl", "paper-tiny.jsonl"
 FIELDS = {
@@ -42,11 +43,14 @@ def show_paper(options: Any) -> int:
     started = time.time()
     log = Path(options.out) / (TINY_LOG if options.tiny else LOG)
     records = read_runs(log)
-    jobs = _jobs(options, rates_of(records))
     done = {job_key(record) for record in records}
     if options.list:
-        print_jobs(jobs, done, options.json)
+        waiting: set[tuple[str, ...]] = set()
+        print_jobs(_jobs(options, _or_usual(rates_of(records), waiting)), done, options.json)
+        if waiting:
+            _say(f"{len(waiting)} methods of cells wait for trials at two learning rates; the recipe's is shown")
         return 0
+    jobs = _jobs(options, rates_of(records))
     check_device(options.device)
     todo = [job for job in jobs if job.key not in done]
     place = Place(
@@ -77,6 +81,19 @@ def show_paper(options: Any) -> int:
     if lacking := len(wanted) - len({job_key(record) for record in records}):
         _say(f"{lacking} of {len(jobs)} runs are not finished: call again to go on")
     return UNFINISHED if lacking else 0
+
+
+def _or_usual(rates: Rates, waiting: set[tuple[str, ...]]) -> Rates:
+    """The rates, that of the recipe where trials are still to come; these are put among those `waiting`."""
+
+    def rate(cell: Cell, method: str, recipe: Recipe) -> float:
+        try:
+            return rates(cell, method, recipe)
+        except InputError:
+            waiting.add((*cell.key, method))
+            return recipe.learning_rate
+
+    return rate
 
 
 def _jobs(options: Any, rates: Rates) -> list[Job]:
