@@ -329,10 +329,8 @@ def test_what_is_missing_or_wrong_is_said() -> None:
         run(wrong, "elr")
 
 
-@pytest.mark.parametrize(
-    ("epochs", "rows", "factor"), [(15, 128, 20.0), (300, 128, 1.0), (600, 128, 1.0), (300, 64, 0.5)]
-)
-def test_noise_of_its_own_grows_by_passes_and_rows_as_the_authors_does(epochs: int, rows: int, factor: float) -> None:
+@pytest.mark.parametrize(("epochs", "rows", "factor"), [(15, 128, 1.0), (300, 128, 1.0), (300, 64, 0.5)])
+def test_noise_of_its_own_grows_with_rows_as_the_authors_does(epochs: int, rows: int, factor: float) -> None:
     run = method_run("noisy_label", "sop", QUICK.replace(epochs=epochs, rows=rows))
     for name in ("u", "v"):
         assert run.objective.rates[name] == pytest.approx(10 * factor / QUICK.learning_rate)

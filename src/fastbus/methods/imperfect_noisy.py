@@ -31,7 +31,6 @@ from fastbus.training.step_objective import StepInputs, StepObjective
 SETTINGS = ("noisy_label",)
 FAR_MORE = 3.0  # times as many wrong labels of one class of two as of the other count as asymmetric noise
 SOP_START = 1e-8  # deviation of the first values of both over-parameterisations
-SOP_PASSES = 300  # of the authors; what grows by a factor in every pass must grow faster in fewer
 SOP_ROWS = 128  # of the authors' steps, whose mean an instance's own noise has a share of
 SOP_CONSISTENCY, SOP_BALANCE = 0.9, 0.1
 
@@ -136,15 +135,14 @@ class SparseNoise(NoisyObjective):
     """
 
     def __init__(self, run: ImageRun, rates: tuple[float, float], plus: bool) -> None:
-        """rates: of u and of v in a run as long as the authors', the same all the time."""
+        """rates: of u and of v in steps of as many rows as the authors', the same all the time."""
         super().__init__(noisy_labels(run), run.recipe)
         self.plus, self.steps = plus, run.steps_per_epoch * run.recipe.epochs
         source = torch.Generator().manual_seed(run.seed)
         for name, width, rate in zip("uv", (1, run.num_classes), rates, strict=True):
             start = torch.randn(len(self.labels), width, generator=source) * SOP_START
             self.learned[name] = start.to(run.device).requires_grad_()
-            rate *= run.recipe.rows / SOP_ROWS * max(1.0, SOP_PASSES / run.recipe.epochs)
-            self.rates[name] = rate / run.recipe.learning_rate
+            self.rates[name] = rate * run.recipe.rows / SOP_ROWS / run.recipe.learning_rate
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         labels, given = self._labels(inputs)
@@ -254,10 +252,11 @@ register(
         differs="SOP+, which the authors compare with others: the weak view learns, the strong one agrees (0.9), "
         "classes are balanced (0.1); plus=False is SOP alone, averaged over both views. Rates of u and v are 10 and "
         "10 (rate=, rate_elsewhere=), v's 100 where a known transition is asymmetric, u's 1 beyond 50 classes, "
-        "constant as with the authors, and raised in proportion where there are fewer than their 300 passes, or more "
-        "than their 128 rows in a step. In six passes over 1,400 digits u^2 came to 1 at nearly all wrong labels; v "
-        "needs some ten to tell anything. u learns from the cross-entropy alone, as in the paper; a version of the "
-        "published code lets it learn from the squared error, too.",
+        "constant as with the authors, and in proportion where a step has other than their 128 rows. In runs much "
+        "shorter than their 300 passes u tells little; rates raised in proportion take clean labels for wrong ones "
+        "(10,000 clothes, 25 passes, held-out labels of three seeds: -1.496 so, -1.452 with a third of that, -1.442 "
+        "with a tenth, which is nearly the rate itself). u learns from the cross-entropy alone, as in the paper; a "
+        "version of the published code lets it learn from the squared error, too.",
         make=_sop,
         extra=("rate", "rate_elsewhere", "plus"),
     )
