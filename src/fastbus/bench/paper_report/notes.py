@@ -27,10 +27,10 @@ NOTES = (
     "LLP-VAT 2 and .5, VAT 1.6, VarPU 1.4, teachers, PiCO and CVIR up to 1 more without. Seconds: training alone, "
     "beside other runs on the same device. Both count the passes without labels that a recipe begins with, although "
     "runs on the same images share them; one budget for all methods has none.",
-    "The confusion matrix of noisy labels is estimated once a cell, by 10 passes at most over four fifths of the images, "
-    "whose views are not counted. FastBUS and forward correction train by it; ELR and SOP only look whether it is one-sided, "
-    "GLWS learns one of its own, whose scale is its authors' on CIFAR-10 and chosen by held-out labels on "
-    "Fashion-MNIST, and DivideMix has the weight that its authors chose for the true share.",
+    "The confusion matrix of noisy labels is estimated once a cell, by 10 passes at most over four fifths of the "
+    "images, whose views are not counted. FastBUS and forward correction train by it; ELR and SOP only look whether it "
+    "is one-sided, GLWS learns one of its own, whose scale is its authors' on CIFAR-10 and chosen by held-out labels "
+    "on Fashion-MNIST, and DivideMix has the weight that its authors chose for the true share.",
     "At one budget, learning rates marked * are the method's own, FastBUS's too: of the rates tried the one by which a "
     "trial foretold weak labels best that were kept back from it (its predictions made as hard or soft as suited it "
     "best). All else, and rates that are not marked, are those of our recipes, chosen for FastBUS by such labels. Of "
