@@ -1,6 +1,8 @@
 """Plans of the paper's experiments: many choices of runs in one call, in their order and each once."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,15 @@ def test_the_list_says_what_is_changed_and_how_much_there_is_to_do(
     # two of 40,000 views a pass
     views = 2 * 3 * 0.1 * 128 / 112 + 2 * 0.1 + 2 * 2 * 0.04
     assert f"4 of 4 runs are still to be done, {views:.0f} million views in all" in shown
+
+
+def test_a_reader_that_has_seen_enough_is_no_mistake(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "fastbus.cli", "bench", "paper", "--list", "--json", "--out", str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "[\n"
+        process.stdout.close()  # as head does
+        assert process.stderr.read() == "" and process.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "results" / "plans").glob("*.txt")), ids=lambda path: path.name)

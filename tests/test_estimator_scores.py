@@ -75,6 +75,11 @@ def test_numbers_of_numpy_are_numbers() -> None:
         assert post.labels.shape == (1, 3, 2)
 
 
+def test_a_likelihood_weighs_something_or_nothing() -> None:
+    with pytest.raises(InputError, match="likelihood=-1; expected a weight from 0"):
+        WeakClassifier("semi_supervised", likelihood=-1, **ONE).fit(X, Y)
+
+
 def test_missing_names_of_pandas_are_missing() -> None:
     names = pd.Series(np.array(["a", "b", "c"])[Y], dtype="string")
     names[::3] = pd.NA

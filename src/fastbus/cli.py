@@ -5,6 +5,7 @@ user ends in one line on stderr and exit code 2, an interrupt in exit code 130.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -129,6 +130,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except FastbusError as error:
             print(f"fastbus: {in_flags(str(error), vars(options))}", file=sys.stderr)
             return USER_ERROR
+        except BrokenPipeError:  # whoever read along, such as head, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
+            return 0
         except OSError as error:
             place = f"{error.filename}: " if error.filename else ""
             print(f"fastbus: {place}{error.strerror or error}. Check the path and its permissions.", file=sys.stderr)

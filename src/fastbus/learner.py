@@ -94,7 +94,8 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
     recipe: images are trained by the recipe of their kind of weak label (`fastbus.training.recipes`), as CUDA graphs
         on a GPU: True on any device, None on a GPU where nothing asked for stands against it, False never; a mapping
         changes its entries, e.g. {"epochs": 50}; {"pretrain": 100} lets a built-in network learn from the images
-        alone first.
+        alone first. It has batches, averages and an end of its own: no patience, ema, batch_bags or train_options,
+        nor weights or combinations of weak labels.
     train_options: a mapping with further fields of TrainConfig: optimizer, schedule, warmup, teacher, precision, ...
     standardize: subtract the (weighted) mean of each feature and divide by its deviation; of images (N, C, H, W),
         of each channel.

@@ -9,6 +9,7 @@ terms are KL(q || p).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -176,6 +177,8 @@ class WeakLoss(nn.Module):
         default = 1.0 if mode == "joint" else 0.0
         self.smoothing = default if smoothing is None else float(smoothing)
         self.likelihood = default if likelihood is None else float(likelihood)
+        if not 0 <= self.likelihood < math.inf:
+            raise InputError(f"likelihood={likelihood!r}; expected a weight from 0. Pass e.g. 1, or 0 for none.")
         self.loss = loss
         self.reduction = reduction
         self.on_impossible: Literal["error", "ignore"] = on_impossible
