@@ -268,7 +268,7 @@ FADING_STEPS = 10_000
 # similar pairs -.075, -.076, -.083, confidences -.065, -.070, -.076, positives -.158, -.159, -.164.
 # Short runs want longer steps than GENTLE_RATE, too. Held-out labels at a rate of .03, .06 and .1, means of four seeds:
 # bags of 5 clothes with classes seen -1.625, -1.469, -1.456, with counts -1.906, -1.826, -1.990 (a run of the four lost
-# a class), ordered pairs of digits -.414, -.396, -.390. At .3 they all die, and single ones at .1.
+# a class), ordered pairs of digits -.414, -.396, -.390: results/short-runs.jsonl. At .3 all die, and single ones at .1.
 SHORT_STEPS, LITTLE, SHORT_RATE = 3000, 0.1, 0.06
 GENTLE_KINDS = ("semi_supervised",)  # 250 labels of clothes at .1: one of two runs called all images by one class
 SHORT: dict[str, dict[str, Any]] = {
