@@ -54,11 +54,14 @@ def image_recipe(parameters: dict[str, Any], data: BagSet, num_outputs: int) -> 
     if obstacle is not None:
         if asked is None:
             return None
-        what, cure = ("recipe=", "recipe=None") if method == OWN_METHOD else (f'method="{method}"', "method= out")
-        wanted = "images under a softmax head, weak labels of one kind, and a schedule that is the recipe's own"
-        if method != OWN_METHOD:
-            wanted = wanted.replace("images", "images or rows")
-        raise InputError(f"{what} with {obstacle}; expected {wanted}. Leave that out, or leave {cure}.")
+        if method == OWN_METHOD:
+            what, inputs, cure = "recipe=", "images", "set recipe=None"
+        else:
+            what, inputs, cure = f'method="{method}"', "images or rows", "leave method= out"
+        raise InputError(
+            f"{what} with {obstacle}; expected {inputs} under a softmax head, weak labels of one kind, and a schedule "
+            f"that is the recipe's own. Leave that out, or {cure}."
+        )
     shape = tuple(data.instances.shape[1:])
     changes = {name: parameters[name] for name in ("epochs", "learning_rate") if parameters[name] is not None}
     if parameters["coupling"] == "independent":
