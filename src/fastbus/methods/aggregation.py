@@ -13,6 +13,7 @@ from fastbus.methods.adversarial import unmoved_statistics, virtual_adversarial_
 from fastbus.methods.bag_rows import block_of, counts_of, seen_classes
 from fastbus.methods.registry import Method, MethodOptions, register
 from fastbus.methods.rows import blend, score, view_logits
+from fastbus.training.precision import is_coarse
 from fastbus.training.step_objective import StepInputs, StepObjective
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class ProportionVAT(StepObjective):
         super().__init__()
         self.recipe, self.longest = run.recipe, int(run.sizes.max())
         self.shares = (counts_of(run) / run.sizes[:, None]).float().to(run.device)
-        self.probe = COARSE_PROBE if run.device.type == "cuda" else VAT_PROBE
+        self.probe = COARSE_PROBE if is_coarse(run.device, run.recipe) else VAT_PROBE
         self.module: nn.Module | None = None
 
     def start_epoch(self, run: ImageRun) -> None:

@@ -16,6 +16,7 @@ from fastbus.models.backbone import Backbone
 from fastbus.models.build import build_backbone
 from fastbus.training.batch_statistics import count_statistics
 from fastbus.training.graphed import AVERAGED_SHARE, GraphedTraining
+from fastbus.training.precision import computing
 from fastbus.training.pretrain import load_features
 from fastbus.training.recipes import Recipe
 
@@ -88,8 +89,7 @@ class SecondNetwork:
     def _apply(self, network: nn.Module, images: Tensor) -> Tensor:
         if images.dim() == 4:  # rows of a table have no channels
             images = images.to(memory_format=torch.channels_last)
-        gpu = self.device.type == "cuda"
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=gpu, cache_enabled=False):
+        with computing(self.device, self.recipe):
             out: Tensor = network(images)
         return out.float()
 

@@ -21,6 +21,7 @@ from fastbus.inference.fixed import Step
 from fastbus.models.rectified_norm import fuse
 from fastbus.training.batch_statistics import by_batch, count_statistics
 from fastbus.training.packing import Packed
+from fastbus.training.precision import computing
 from fastbus.training.recipes import Recipe
 from fastbus.training.step_objective import StepInputs, StepObjective
 from fastbus.training.views import Views
@@ -193,7 +194,7 @@ class GraphedTraining:
     def _apply(self, network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if x.dim() == 4:
             x = x.to(memory_format=torch.channels_last)
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.gpu, cache_enabled=False):
+        with computing(self.device, self.recipe):
             out = network(x)
         return out.float()
 

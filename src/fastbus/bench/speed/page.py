@@ -41,9 +41,11 @@ def training_lines(records: Sequence[Record]) -> Rows:
     found = [record for record in records if record["part"] == "training"]
     if not found:
         return []
-    rows: Rows = [("kind", "network", "weak step", "supervised step", "ratio", "E-step alone", "share of the step")]
+    heading = "kind", "network", "weak step", "supervised step", "ratio", "E-step alone", "share of the step"
+    rows: Rows = [(*heading, "weak step in bfloat16")]
     for record in found:
         weak, plain, alone = (record["seconds"][name]["median"] for name in ("weak", "supervised", "posterior"))
+        coarse = record["seconds"].get("bf16")
         rows.append(
             (
                 record["kind"],
@@ -53,6 +55,7 @@ def training_lines(records: Sequence[Record]) -> Rows:
                 f"{weak / plain:.2f}",
                 seconds_text(alone),
                 f"{100 * alone / weak:.1f} %",
+                "–" if coarse is None else f"{seconds_text(coarse['median'])} ({weak / coarse['median']:.1f} times)",
             )
         )
     return rows

@@ -1,7 +1,8 @@
 """What weak labels cost in training: seconds of a step with posteriors beside the same step with true labels.
 
 Network, batches, both views, precision, optimiser and averages are the same; only the targets come from elsewhere.
-On a GPU both steps are replays of a CUDA graph where the posterior can be captured.
+On a CPU the step with posteriors is taken in bfloat16, too. On a GPU both steps are replays of a CUDA graph where the
+posterior can be captured.
 """
 
 from __future__ import annotations
@@ -77,13 +78,15 @@ def _measure(kind: str, pixels: Array, labels: Array, name: str, device: str, qu
     def supervised(run: ImageRun) -> StepObjective:
         return PosteriorRisk(TrueLabels(gold, num_classes), recipe)
 
-    def build(objective: Callable[[ImageRun], StepObjective]) -> ImageRun:
+    def build(objective: Callable[[ImageRun], StepObjective], recipe: Recipe = recipe) -> ImageRun:
         return ImageRun(
             supervision, chosen, sizes, weak, num_classes=num_classes, recipe=recipe, seed=seed, device=device,
             flip=name == "cifar10", objective=objective,
         )  # fmt: skip
 
     runs = {"weak": build(default_objective), "supervised": build(supervised)}
+    if device == "cpu":  # a GPU computes in nothing else
+        runs["bf16"] = build(default_objective, recipe.replace(bf16=True))
     rounds, burst = (3, 2) if quick else (15, 20 if device == "cuda" else 3)
     seconds = _steps(runs, rounds, burst, device)
     seconds["posterior"], how = _posterior(runs["weak"], device, rounds * burst)
