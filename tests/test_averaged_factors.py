@@ -114,6 +114,7 @@ def test_a_checkpoint_without_averaged_factors_is_refused_in_one_line(tmp_path: 
 
 
 @pytest.mark.parametrize("patience", [0, 3])
+@pytest.mark.filterwarnings("ignore::fastbus.errors.NothingLearntWarning")  # so few epochs
 def test_the_estimator_answers_with_factors_and_weights_that_belong_together(patience: int) -> None:
     rows = load_digits(return_X_y=True)[0][:200]
     weak, ids = bags_of_parts().weak.numpy(), np.arange(200) // 5

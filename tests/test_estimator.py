@@ -147,6 +147,7 @@ def test_names_of_features_are_kept() -> None:
         clf.predict(frame.data.rename(columns={"ash": "other"}))
 
 
+@pytest.mark.filterwarnings("ignore::fastbus.errors.NothingLearntWarning")  # a learning rate of 1e-5
 def test_sequences_of_bags_in_grid_search() -> None:
     names = np.array([f"bag_{i}" for i in IDS])
     bags, weak = bag_sequence(X, {f"bag_{i}": row for i, row in enumerate(COUNTS)}, names)
@@ -288,6 +289,7 @@ def test_malformed_inputs(error: type[Exception], match: str, kind: Any, given: 
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore::fastbus.errors.NothingLearntWarning")  # a rule of numbers by chance
 def test_malformed_predictions(proportions: WeakClassifier) -> None:
     with pytest.raises(ValueError, match="expecting 4 features"):
         proportions.predict(X[:, :2])

@@ -44,6 +44,7 @@ def test_a_loaded_classifier_is_the_same(kind: Any, weak: Any, bags: Any, tmp_pa
     assert (tmp_path / "model.json").is_file()
 
 
+@pytest.mark.filterwarnings("ignore::fastbus.errors.NothingLearntWarning")  # so few epochs
 def test_own_rules_and_networks_are_passed_in_again(tmp_path: Path) -> None:
     rule = Supervision.from_function(lambda labels: int(sum(labels) > 1), bag_size=3)
     weak = (np.add.reduceat(Y > 0, np.arange(0, 150, 3)) > 1).astype(int)

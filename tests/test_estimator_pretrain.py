@@ -24,6 +24,7 @@ from fastbus.training.recipes import Recipe, recipe_for
 from fastbus.training.views import Views
 from test_estimator_recipes import COUNTS, IDS, IMAGES, LABELS
 
+pytestmark = pytest.mark.filterwarnings("ignore::fastbus.errors.NothingLearntWarning")  # two passes
 X, WEAK, BAGS = IMAGES[:400], COUNTS[:100], IDS[:400]
 ENTRIES: dict[str, Any] = {"rows": 64, "warmup": 2, "learning_rate": 0.03, "pretrain": 3, "epochs": 2}
 SEED = int(np.random.RandomState(0).randint(2**31 - 1))  # what random_state=0 gives

@@ -29,6 +29,7 @@ def bags(**options: Any) -> WeakClassifier:
     return WeakClassifier("label_proportion", recipe=entries, random_state=0, **options)
 
 
+@pytest.mark.filterwarnings("ignore::fastbus.errors.NothingLearntWarning")  # so few epochs
 def test_images_are_learned_by_a_recipe_and_saved(tmp_path: Path) -> None:
     clf = bags(epochs=20).fit(IMAGES[:1200], COUNTS, bags=IDS)
     assert clf.recipe_ is not None and clf.recipe_["epochs"] == 20 and clf.recipe_["backbone"] == "small_cnn"

@@ -30,7 +30,7 @@ LAYERS = (
     {"training"},
     {"methods"},
     {"learner_inputs", "learner_plugs"},
-    {"learner_files", "learner_export", "learner_defaults", "bag_folds"},
+    {"learner_files", "learner_export", "learner_defaults", "learner_check", "bag_folds"},
     {"learner_answers", "learner_images", "learner_estimates"},
     {"learner"},
     {"report"},

@@ -207,6 +207,7 @@ KINDS = tuple(many())
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore::fastbus.errors.NothingLearntWarning")  # so few epochs
 def test_every_kind_has_a_report(kind: str, tmp_path: Path) -> None:
     supervision, y, bags, weak, options = many()[kind]
     X, _ = digits()

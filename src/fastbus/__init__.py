@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ImpossibleError,
         ImpossibleEvidenceWarning,
         InputError,
+        NothingLearntWarning,
         SupervisionError,
         WeakLabelError,
     )
@@ -70,6 +71,7 @@ __all__ = [
     "LabelProportion",
     "MultiInstance",
     "NoisyLabel",
+    "NothingLearntWarning",
     "PairComparison",
     "PairSimilarity",
     "PartialLabel",

@@ -7,7 +7,9 @@ user ends in one line on stderr and exit code 2, an interrupt in exit code 130.
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
 from jsonargparse import ArgumentParser
@@ -118,6 +120,24 @@ def _options(argv: Sequence[str]) -> tuple[_Command, Any]:
     return COMMANDS[argv[0]], parser.parse_args(flags)
 
 
+@contextmanager
+def _warnings_in_words(options: dict[str, Any]) -> Iterator[None]:
+    """What a user should know is a line like a mistake's; the place in the code says nothing to who wrote none."""
+    before = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, UserWarning):
+            print(f"fastbus: warning: {in_flags(str(message), options)}", file=sys.stderr)
+        else:
+            before(message, category, *place, **more)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command named in `argv` (default: the process's arguments), return its exit code."""
     try:
@@ -126,7 +146,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from fastbus.errors import FastbusError
 
         try:
-            return command.run(options) or 0
+            with _warnings_in_words(vars(options)):
+                return command.run(options) or 0
         except FastbusError as error:
             print(f"fastbus: {in_flags(str(error), vars(options))}", file=sys.stderr)
             return USER_ERROR

@@ -43,6 +43,10 @@ class ImpossibleEvidenceWarning(UserWarning):
     """Evidence of some bags was dropped because no labelling satisfies it."""
 
 
+class NothingLearntWarning(UserWarning):
+    """A fit ended where it says the same of every instance, as far as the weak labels can tell."""
+
+
 def bag_flags(bad: Tensor) -> Tensor:
     """Collapse any (B, ...) flags to one flag a bag, (B,)."""
     return bad.reshape(bad.shape[0], -1).any(dim=1) if bad.dim() > 1 else bad

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from fastbus.errors import InputError, choice
 from fastbus.learner_answers import ROWS, Answers
+from fastbus.learner_check import warn_of_chance
 from fastbus.learner_defaults import (
     ACCELERATORS,
     LOOSE_LABELS,
@@ -245,9 +246,10 @@ class WeakClassifier(Answers, ClassifierMixin, BaseEstimator):  # type: ignore[m
         self.network_, self.history_, self.n_iter_ = result[:3]
         if self.class_loop_ is not None:
             self.class_loop_.cpu().requires_grad_(False)
-        self.temperature_ = 1.0
-        if self.calibrate and held_out is not None:
-            self.temperature_ = self._temperature(held_out, views)
+        self.temperature_ = self._temperature(held_out, views) if self.calibrate and held_out is not None else 1.0
+        if not rivals:
+            predict = partial(self._forward, self.network_, views=views)
+            warn_of_chance(whole, predict, self._inference(), self.n_iter_)
         self.seconds_ = time.perf_counter() - start
         return self
 
