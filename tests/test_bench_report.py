@@ -131,6 +131,10 @@ def test_runs_that_failed_are_told_whatever_their_accuracy() -> None:
     runs = [record(60.0, seed, **equal, predicted_shares=shares) for seed, shares in enumerate(([], [1.0, 0.0]))]
     (row, *_) = summarise(CELLS, [*runs, record(60.0, 2, **equal, predicted_shares=[0.6, 0.4])])
     assert budget_lines([row])[0][-1].endswith("1 of 3 ended in no numbers, 1 of 3 predict one class")
+    # ten classes: a quarter of an even share is .025
+    some = [[0.024, 0.176, *[0.1] * 8], [0.026, 0.174, *[0.1] * 8], [0.0, 1.0, *[0.0] * 8]]
+    (row, *_) = summarise(CELLS, [record(60.0, seed, **equal, predicted_shares=x) for seed, x in enumerate(some)])
+    assert budget_lines([row])[0][-1].endswith("1 of 3 predict one class, 1 of 3 give a class up")
 
 
 def test_a_method_that_equals_another_shows_its_runs() -> None:

@@ -305,6 +305,8 @@ def test_an_old_picture_survives_a_failure(tmp_path: Path, capsys: Capture) -> N
     show(capsys, "label_proportion", "--out", out)
     before = out.read_bytes()
     assert cli.main(["show", "label_proportion", "--weak", "77", "--out", str(out)]) == 2
+    told = capsys.readouterr().err
+    assert "--weak 77: label_proportion: count 77" in told and "on_impossible" not in told
     assert out.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == ["chain.svg"]
 
 

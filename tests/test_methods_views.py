@@ -6,11 +6,11 @@ import torch
 from digit_runs import method_run
 from fastbus.inference.fixed import Step
 from fastbus.methods.registry import methods_for
-from fastbus.training.recipes import SHORT
+from fastbus.training.recipes import SMALL
 from fastbus.training.step_objective import StepInputs
 from test_image_run import QUICK
 
-WEIGHED = [kind for kind, entries in SHORT.items() if "strong" in entries and kind != "complementary_label"]
+WEIGHED = [kind for kind in SMALL if kind != "complementary_label"]
 CASES = [(name, kind) for kind in WEIGHED for name in methods_for(kind) if name != "cege"]  # which wants two classes
 
 

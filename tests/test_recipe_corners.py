@@ -17,7 +17,7 @@ from fastbus.learner_images import WEIGHT_DECAY
 from fastbus.training.image_noise import with_known_confusions
 from fastbus.training.image_run import ImageRun
 from fastbus.training.packing import pack_bags
-from fastbus.training.recipes import Recipe, recipe_for
+from fastbus.training.recipes import LITTLE, Recipe, recipe_for
 from fastbus.training.step_objective import StepInputs, StepObjective, mixed
 
 DATA = load_digits()
@@ -144,11 +144,15 @@ def test_what_goes_by_the_length_of_a_run_is_suited_to_the_epochs_that_are_wante
     clothes, colours = (1, 28, 28), (3, 32, 32)
     bags, pairs, confidences = fastbus.MultiInstance(), fastbus.PairSimilarity(), fastbus.SimilarityConfidence()
     assert recipe_for(bags, **size, image_shape=clothes, epochs=25).own is True  # 1,950 steps
-    assert recipe_for(bags, **size, image_shape=clothes).own is False  # 15,600
+    assert recipe_for(bags, **size, image_shape=clothes).own is True  # 15,600
     assert recipe_for(bags, **size, image_shape=colours, epochs=25).own is False
+    strong = [recipe_for(bags, **size, image_shape=shape).strong for shape in (clothes, colours)]
+    assert strong == [LITTLE, 1.0] and recipe_for(pairs, **size, image_shape=clothes).strong == 1.0
     assert recipe_for(confidences, **size, image_shape=clothes, epochs=25).own is False
     rates = [recipe_for(bags, **size, image_shape=shape, epochs=25).learning_rate for shape in (clothes, colours)]
-    assert rates == [0.06, 0.1] and recipe_for(bags, **size, image_shape=clothes).learning_rate == 0.03
+    assert rates == [0.06, 0.1] and recipe_for(bags, **size, image_shape=clothes).learning_rate == 0.06
+    rates = [recipe_for(pairs, **size, image_shape=clothes, epochs=epochs).learning_rate for epochs in (25, 60)]
+    assert rates == [0.06, 0.03]
     few = recipe_for(fastbus.SemiSupervised(), **size, image_shape=clothes, epochs=25)  # die at larger ones
     assert few.learning_rate == 0.03 and not few.own
     sharp = [recipe_for(pairs, **size, image_shape=clothes, epochs=epochs).sharpen for epochs in (25, 60)]
@@ -159,7 +163,7 @@ def test_what_goes_by_the_length_of_a_run_is_suited_to_the_epochs_that_are_wante
     assert recipe_for(bags, **size, epochs=7).epochs == 7
     large = size | {"num_bags": 500}
     crowded = recipe_for(bags, **large, image_shape=clothes, epochs=25)  # as large bags have it anyway
-    assert (crowded.own, crowded.learning_rate) == (0.5, 0.03)
+    assert (crowded.own, crowded.learning_rate, crowded.strong) == (0.5, 0.03, LITTLE)
     positives = [recipe_for(fastbus.PositiveUnlabeled(0.4), **size, image_shape=shape) for shape in (clothes, colours)]
     assert [recipe.labelled_rows for recipe in positives] == [48, 16]
 

@@ -51,12 +51,15 @@ def test_rows_without_bags_are_numbered_on(tmp_path: Path, monkeypatch: pytest.M
         ([1, 1, 2, 2, 3, 3], [1, 3, 2], r"bag 3; expected 2"),
         ([1, 1, 2, 2, 3, 3], [1, 2], r"bag 3; expected only bags of the bag table"),
         ([1, 1, 2, 2, 3, 3], [1, 2, 3, 4], r"bag 4 without instances"),
+        ([1, 1, 2, 2, 3, 3], [1, 2, 2, 3], r"bag 2 a second time; expected one row a bag.*row 3\. Keep"),
+        ([1, 1, 2, 2, 3, 3], [1, 2, 3, 1], r"bag 1 a second time.*row 4"),
+        (list("aabbcc"), ["a", "b", "c", "b"], r"bag 'b' a second time.*row 4"),
         ([1, 1, 2, 2, 3, "a"], None, r"numbers beside text.*'bag'"),
     ],
 )
 @pytest.mark.parametrize("rows", [1, 2, 100])
 def test_tables_that_cannot_be_streamed_are_refused(
-    tmp_path: Path, ids: list[Any], bag_ids: list[int] | None, message: str, rows: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ids: list[Any], bag_ids: list[Any] | None, message: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if message.startswith("numbers") and rows == 100:
         pytest.skip("read at once, such ids are text")

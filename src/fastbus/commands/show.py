@@ -147,7 +147,7 @@ def _unused(options: Any, names: tuple[str, ...], where: str) -> None:
 
 
 def _chain(options: Any) -> tuple[Drawing, dict[str, Any]]:
-    from fastbus.errors import InputError
+    from fastbus.errors import InputError, WeakLabelError
     from fastbus.report.drawing import draw_chain
 
     supervision = shared.supervision_of(options)
@@ -162,7 +162,10 @@ def _chain(options: Any) -> tuple[Drawing, dict[str, Any]]:
     if size < 1 or (fixed is not None and size != fixed):
         wanted = "at least 1" if fixed is None else f"{fixed}, which is all that {supervision.title} speaks about"
         raise InputError(f"--bag-size {size}; expected {wanted}. Correct it.")
-    drawing = draw_chain(supervision, size, classes, _weak(options.weak))
+    try:
+        drawing = draw_chain(supervision, size, classes, _weak(options.weak))
+    except WeakLabelError as problem:  # of the one bag there is, whose evidence is all that is asked about
+        raise InputError(f"--weak {options.weak}: {str(problem).split('; bag 0')[0]}. Correct it.") from None
     return drawing, {"supervision": supervision.title, "bag_size": size}
 
 

@@ -41,6 +41,13 @@ def same_kind(keys: NDArray[Any], others: NDArray[Any], table: Table, column: st
         )
 
 
+def second_time(bag: Any, bag_table: Table, row: int) -> DataError:
+    """What to say of a bag that a bag table has twice."""
+    return DataError(
+        f"bag {bag.item()!r} a second time; expected one row a bag; {bag_table.place(BAG, row)}. Keep one of them."
+    )
+
+
 def positions(bag_table: Table, table: Table, bags: Bags) -> NDArray[np.int64]:
     """Row (B,) of the bag table that belongs to each bag; both tables must know the same bags."""
     keys = bag_ids(bag_table, BAG)
@@ -50,10 +57,7 @@ def positions(bag_table: Table, table: Table, bags: Bags) -> NDArray[np.int64]:
     twice = ranked[1:] == ranked[:-1]
     if twice.any():
         row = int(order[1:][twice].min())
-        raise DataError(
-            f"bag {keys[row].item()!r} a second time; expected one row a bag; "
-            f"{bag_table.place(BAG, row)}. Keep one of them."
-        )
+        raise second_time(keys[row], bag_table, row)
     slot = np.minimum(np.searchsorted(ranked, bags.ids), len(keys) - 1)
     unknown = ranked[slot] != bags.ids
     if unknown.any():

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fastbus.bags import BAG
 from fastbus.data.columns import Table, joined
 from fastbus.data.dataset import WeakData
-from fastbus.data.keys import bag_ids, same_kind
+from fastbus.data.keys import bag_ids, same_kind, second_time
 from fastbus.data.layout import make_layout
 from fastbus.data.readers import read_chunks
 from fastbus.data.tables import assemble, names_bags
@@ -51,14 +51,14 @@ def iter_tables(
         if BAG in table.columns:
             ids = _ids_in_runs(table)
             seen.add(ids, table)
-            bag_table = None if cursor is None else cursor.take(ids, table)
+            bag_table = None if cursor is None else cursor.take(ids, table, seen)
         elif cursor is not None:
             names_bags(table)
         yield assemble(table, bag_table, None, layout)
     if name is None:
         raise DataError("the instance table has no rows; expected at least one. Write the data first.")
     if cursor is not None:
-        cursor.finish(name)
+        cursor.finish(name, seen)
 
 
 def _whole_bags(chunks: Iterator[Table], chunk_bags: int) -> Iterator[Table]:
@@ -95,20 +95,29 @@ def _ids_in_runs(table: Table) -> NDArray[Any]:
     return bag_ids(table, BAG)[_starts(table)]
 
 
+def _hashed(ids: NDArray[Any]) -> NDArray[np.int64]:
+    return ids if ids.dtype.kind == "i" else np.array([hash(name) for name in ids.tolist()], np.int64)
+
+
 class _Seen:
     """Remembers the bags that have passed by their number, or by a hash of their name."""
 
     def __init__(self) -> None:
         self.keys: list[NDArray[np.int64]] = []  # sorted, each at least twice as long as the next
 
-    def add(self, ids: NDArray[Any], table: Table) -> None:
-        keys = ids if ids.dtype.kind == "i" else np.array([hash(name) for name in ids.tolist()], np.int64)
-        unique, first = np.unique(keys, return_index=True)
-        back = np.ones(len(keys), dtype=np.bool_)
-        back[first] = False
+    def know(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these have passed."""
+        found = np.zeros(len(keys), dtype=np.bool_)
         for known in self.keys:
             slot = np.minimum(np.searchsorted(known, keys), len(known) - 1)
-            back |= known[slot] == keys
+            found |= known[slot] == keys
+        return found
+
+    def add(self, ids: NDArray[Any], table: Table) -> None:
+        keys = _hashed(ids)
+        unique, first = np.unique(keys, return_index=True)
+        back = self.know(keys)
+        back |= ~np.isin(np.arange(len(keys)), first)
         if back.any():
             run = int(np.nonzero(back)[0][0])
             row = int(_starts(table)[run])
@@ -130,8 +139,8 @@ class _Cursor:
         self.chunks = chunks
         self.pending: Table | None = None
 
-    def take(self, ids: NDArray[Any], table: Table) -> Table:
-        """The rows of the next bags, which must be these."""
+    def take(self, ids: NDArray[Any], table: Table, seen: _Seen) -> Table:
+        """The rows of the next bags, which must be these; seen: they and those before."""
         while self.pending is None or len(self.pending) < len(ids):
             chunk = next(self.chunks, None)
             if chunk is None:
@@ -150,18 +159,22 @@ class _Cursor:
         same_kind(keys, ids, part, BAG)
         if (keys != ids).any():
             row = int(np.nonzero(keys != ids)[0][0])
+            if keys[row] in ids[:row] or (keys[row] not in ids and seen.know(_hashed(keys[row : row + 1])).any()):
+                raise second_time(keys[row], part, row)
             raise DataError(
                 f"bag {keys[row].item()!r}; expected {ids[row].item()!r}, the next in {table.name}; "
                 f"{part.place(BAG, row)}. List the bags in the same order, or use read_tables."
             )
         return part
 
-    def finish(self, name: str) -> None:
+    def finish(self, name: str, seen: _Seen) -> None:
         """Refuse bags that are left over."""
         rest = self.pending if self.pending is not None and len(self.pending) else next(self.chunks, None)
         if rest is not None and len(rest):
-            bag = bag_ids(rest, BAG)[0].item()
+            ids = bag_ids(rest, BAG)[:1]
+            if seen.know(_hashed(ids)).any():
+                raise second_time(ids[0], rest, 0)
             raise DataError(
-                f"bag {bag!r} without instances; expected at least one in {name}; {rest.place(BAG, 0)}. "
+                f"bag {ids[0].item()!r} without instances; expected at least one in {name}; {rest.place(BAG, 0)}. "
                 "Remove the bag, or add its instances."
             )

@@ -14,7 +14,7 @@ HEADINGS = (
 NUMERIC = (2, 4, 5, 6, 7, 9, 10, 11, 12)
 BELOW = 3.0  # points behind the paper's figure that want a reason
 MARK, CHOSEN = "†", "*"
-SINGLE, DEAD = "predict one class", "ended in no numbers"
+SINGLE, DEAD, LACKING = "predict one class", "ended in no numbers", "give a class up"
 # why a method stays behind the paper's figure for it, by setting and method
 REASONS: dict[tuple[str, str], str] = {}
 
@@ -77,9 +77,9 @@ def _rate(group: Group) -> str:
 
 
 def _failed(group: Group) -> str:
-    """What an accuracy may hide: a network that calls everything by one class, or that ended in no numbers."""
+    """What an accuracy may hide: a network that knows one class alone or all but one, or that ended in no numbers."""
     dead = sum(not run["predicted_shares"] for run in group.runs if "predicted_shares" in run)  # older lines have none
-    found = ((dead, DEAD), (group.single, SINGLE))
+    found = ((dead, DEAD), (group.single, SINGLE), (group.lacking, LACKING))
     told = [f"{number} of {len(group.runs)} {what}" for number, what in found if number]
     return ", ".join(told)
 

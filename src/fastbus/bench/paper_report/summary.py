@@ -22,6 +22,7 @@ from fastbus.bench.paper.sets import MISSING_FILES
 from fastbus.bench.results import Record
 
 ONE_CLASS = 0.99  # of the test images
+FEW = 0.25  # of an even share: what is predicted less often is given up
 QUIET = ("supervision", "images", "bags", "num_classes", "steps_per_epoch", "draw")  # follow from the rest
 
 # entries of recipes that the product had for a while, where runs had asked for them by --set before
@@ -106,6 +107,12 @@ class Group(NamedTuple):
     def single(self) -> int:
         """How many runs call all test images by one class; older lines do not tell."""
         return sum(max(run.get("predicted_shares") or [0.0]) > ONE_CLASS for run in self.runs)
+
+    @property
+    def lacking(self) -> int:
+        """How many runs give a class up, but for those that call everything by one."""
+        shares = [run.get("predicted_shares") or [1.0] for run in self.runs]
+        return sum(min(some) < FEW / len(some) and max(some) <= ONE_CLASS for some in shares)
 
     @property
     def kept_back(self) -> float | None:
