@@ -37,6 +37,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_shared
 @pytest.mark.usefixtures("quick")
+@pytest.mark.filterwarnings("ignore::fastbus.errors.NothingLearntWarning")  # two epochs
 def test_a_run_beats_the_majority_and_is_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bench", "tables", "--only", "musk1", "--seeds", "1", "--data", str(SHARED), "--out", str(tmp_path)]
     assert main([*words, "--json"]) == 0

@@ -18,7 +18,7 @@ from fastbus.errors import InputError
 from fastbus.methods import MODULES, Method, get_method, method_names, methods_for, objective_of, register
 from fastbus.methods.registry import METHODS, NEEDS
 from fastbus.methods.table import END, START, methods_table, renewed
-from fastbus.supervision.base import REGISTRY, Supervision
+from fastbus.supervision.base import REGISTRY
 from fastbus.training.image_run import ImageRun
 from fastbus.training.step_objective import StepObjective
 from pair_digits import PRIOR, pair_digits, pair_run
@@ -155,27 +155,6 @@ def test_what_does_not_fit_is_refused() -> None:
     make, sizes = objective_of("pc_abs", prior=0.4), torch.full((len(weak),), 2)
     with pytest.raises(InputError, match=r"noise=\(0.1, 0.1\).*no noise channel"):
         ImageRun(noisy, images, sizes, weak, num_classes=2, recipe=QUICK, objective=make)
-
-
-@pytest.mark.parametrize(
-    ("method", "rule", "fact", "said"),
-    [
-        ("nnpu", fastbus.PositiveUnlabeled(prior=0.3), {"prior": 0.4}, r"nnpu: prior=0\.4 beside prior=0\.3"),
-        ("forward", fastbus.NoisyLabel(rate=0.2), {"noise_rate": 0.4}, r"forward: noise_rate=0\.4 beside rate=0\.2"),
-    ],
-)
-def test_a_fact_told_twice_must_be_the_same(method: str, rule: Supervision, fact: dict[str, float], said: str) -> None:
-    known = torch.where(torch.arange(60) < 10, 1, -1 if method == "nnpu" else 0)
-
-    def run(**facts: float) -> ImageRun:
-        images, one = torch.zeros(60, 1, 8, 8, dtype=torch.uint8), torch.ones(60, dtype=torch.long)
-        make = objective_of(method, **facts)
-        return ImageRun(rule, images, one, known, num_classes=2, recipe=QUICK, objective=make)
-
-    with pytest.raises(InputError, match=said + r" .*Leave one out"):
-        run(**fact)
-    run(**{need: value - 0.1 if method == "nnpu" else value - 0.2 for need, value in fact.items()})
-    run()
 
 
 def test_a_method_of_ones_own_needs_only_be_registered() -> None:

@@ -32,7 +32,7 @@ def warn_of_chance(data: BagSet, predict: Callable[[Tensor], Tensor], options: d
     Labels of single instances have no such start, and of sets of known prior it is the best explanation: these are
     left out.
     """
-    if any(part.level != "bag" for part in data.parts):
+    if any(part.level != "bag" for part in data.parts) or int(data.sizes.max()) == 1:
         return
     heard = torch.arange(len(data)) if data.bag_weights is None else torch.nonzero(data.bag_weights).flatten()
     if len(heard) < FEWEST:

@@ -45,7 +45,6 @@ NEEDS: dict[str, tuple[str, str]] = {
     "prior": ("the share of positives", "prior=0.4"),
     "noise_rate": ("the share of wrong labels", "noise_rate=0.2"),
 }
-HELD, SAME = {"prior": "prior", "noise_rate": "rate"}, 1e-6  # where a supervision holds them; what counts as one number
 SAYS_MORE = {"noise_rate": "transition"}  # what a supervision may hold that leaves the need met
 
 
@@ -178,16 +177,10 @@ def check_fit(method: Method, supervision: Supervision, num_classes: int) -> Non
 
 def met(method: Method, options: MethodOptions, run: ImageRun) -> MethodOptions:
     """The options with what the supervision itself says; refused where a need stays open."""
-    for need, entry in HELD.items():
-        told, held = getattr(options, need), getattr(run.supervision, entry, None)
-        found: dict[str, Any] = {need: held}
-        if told is None:
-            options = replace(options, **found)
-        elif held is not None and abs(told - float(held)) > SAME:
-            raise InputError(
-                f"{method.name}: {need}={told:g} beside {entry}={float(held):g} of {run.supervision.name}; expected "
-                "one of the two. Leave one out."
-            )
+    if options.prior is None:
+        options = replace(options, prior=getattr(run.supervision, "prior", None))
+    if options.noise_rate is None:
+        options = replace(options, noise_rate=getattr(run.supervision, "rate", None))
     for need in method.needed(run.supervision.name):
         more = getattr(run.supervision, SAYS_MORE.get(need, need), None)
         if getattr(options, need) is None and more is None:
